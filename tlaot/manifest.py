@@ -1,0 +1,263 @@
+"""The package manifest: all that the build side and the run-time side share.
+
+``<package>/_tlaot/manifest.json`` lists every packaged variant with its signature and
+the SHA-256 of each of its files. It is plain JSON, written with sorted keys, and carries a digest
+of itself, so that a damaged manifest is an error and never a wrong kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import PackageError
+
+__all__ = [
+    "FORMAT_VERSION",
+    "FileDigest",
+    "Kernel",
+    "Manifest",
+    "Param",
+    "Variant",
+    "digest_of",
+    "dumps",
+    "loads",
+    "read_manifest",
+    "verify_file",
+]
+
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+FOLDER = "_tlaot"
+
+_REBUILD = "Reinstall the package; if you built it, build it again."
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter of a kernel, in the order of the kernel's own signature.
+
+    Attributes:
+        name: The parameter's name in the kernel's source.
+        dtype: DLPack spelling of the element type, ``"float32"``, ``"bfloat16"``, ``"float8_e4m3fn"``.
+        shape: Sizes of a tensor, a string for a symbolic size; None for a scalar.
+        strides: Strides in elements; None for a compact row-major tensor (or a scalar).
+        align: Alignment in bytes that the code assumes of the first element's address.
+        written: Whether the kernel writes the tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...] | None
+    strides: tuple[int | str, ...] | None = None
+    align: int = 1
+    written: bool = False
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """SHA-256 (hex) and size in bytes of one shipped file."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled kernel: a target, a workload and the config that won there.
+
+    Attributes:
+        target: The target as text, ``"cuda:sm_90a"``.
+        shape: Arguments of the factory that make the workload, ``{"M": 1024, ...}``.
+        config: The tunables that won.
+        path: Folder of the variant, relative to the manifest's, with ``/``.
+        params: Parameters of the kernel in order.
+        out_idx: Positions in ``params`` of the outputs that the caller may leave out.
+        latency: ``{"latency", "ref_latency", "default_latency", "spread"}`` in ms, null where not measured.
+        files: Digest of each file in the folder, by name.
+        frontend: Name and version of the frontend that lowered the kernel.
+        properties: Wheel variant properties as data (PEP 817 drafts), and what the factory asked of its device.
+    """
+
+    target: str
+    shape: Mapping[str, Any]
+    config: Mapping[str, Any]
+    path: str
+    params: tuple[Param, ...]
+    out_idx: tuple[int, ...]
+    latency: Mapping[str, float | None]
+    files: Mapping[str, FileDigest]
+    frontend: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All packaged variants of one kernel name."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What one package ships.
+
+    Attributes:
+        package: Import name of the package that embeds the kernels.
+        kernels: Kernels by name.
+        writer: Version of tlaot that wrote the manifest.
+    """
+
+    package: str
+    kernels: Mapping[str, Kernel]
+    writer: str
+
+
+def digest_of(data: bytes) -> FileDigest:
+    """Digest of a file's content."""
+    return FileDigest(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def dumps(manifest: Manifest) -> str:
+    """Serialize; the same manifest always gives the same text."""
+    body = {
+        "format": FORMAT_VERSION,
+        "package": manifest.package,
+        "writer": manifest.writer,
+        "kernels": {
+            name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()
+        },
+    }
+    body["digest"] = _body_digest(body)
+    return json.dumps(body, indent=1, sort_keys=True) + "\n"
+
+
+def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
+    """Parse and check a manifest.
+
+    Raises:
+        PackageError: The text is not a manifest, is damaged, or is of a newer format.
+    """
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise PackageError(where, f"the kernel manifest is not valid JSON ({error})", _REBUILD) from None
+    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+        raise PackageError(where, "the kernel manifest has no format version", _REBUILD)
+    if body["format"] != FORMAT_VERSION:
+        raise PackageError(
+            where,
+            f"the kernel manifest has format {body['format']}, this tlaot reads format {FORMAT_VERSION}",
+            "Upgrade tlaot (pip install -U tlaot)."
+            if body["format"] > FORMAT_VERSION
+            else "Build the package again with this tlaot.",
+        )
+    recorded = body.pop("digest", None)
+    if recorded != _body_digest(body):
+        raise PackageError(where, "the kernel manifest does not match its own digest: it was changed or damaged", _REBUILD)
+    try:
+        return Manifest(
+            package=body["package"],
+            writer=body["writer"],
+            kernels={
+                name: Kernel(name, tuple(_variant_from_json(v) for v in variants))
+                for name, variants in body["kernels"].items()
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PackageError(where, f"the kernel manifest lacks a field ({error!r})", _REBUILD) from None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read ``manifest.json``.
+
+    Raises:
+        PackageError: It is missing, unreadable, damaged, or of a newer format.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PackageError(str(path), f"the kernel manifest cannot be read ({error.strerror})", _REBUILD) from None
+    return loads(data, str(path))
+
+
+def verify_file(path: Path, expected: FileDigest) -> None:
+    """Check a shipped file before a byte of it reaches the dynamic linker.
+
+    Raises:
+        PackageError: The file is missing or its content is not what was packaged.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PackageError(str(path), f"a packaged file cannot be read ({error.strerror})", _REBUILD) from None
+    found = digest_of(data)
+    if found != expected:
+        raise PackageError(
+            str(path),
+            f"the file is not the one that was packaged: {found.size} bytes with SHA-256 {found.sha256[:12]}..., "
+            f"the manifest says {expected.size} bytes with {expected.sha256[:12]}...",
+            _REBUILD,
+        )
+
+
+def _body_digest(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _variant_to_json(variant: Variant) -> dict[str, Any]:
+    return {
+        "target": variant.target,
+        "shape": dict(variant.shape),
+        "config": dict(variant.config),
+        "path": variant.path,
+        "params": [param_to_json(p) for p in variant.params],
+        "out_idx": list(variant.out_idx),
+        "latency": dict(variant.latency),
+        "files": {name: {"sha256": d.sha256, "size": d.size} for name, d in variant.files.items()},
+        "frontend": dict(variant.frontend),
+        "properties": dict(variant.properties),
+    }
+
+
+def _variant_from_json(body: Mapping[str, Any]) -> Variant:
+    return Variant(
+        target=body["target"],
+        shape=body["shape"],
+        config=body["config"],
+        path=body["path"],
+        params=tuple(param_from_json(p) for p in body["params"]),
+        out_idx=tuple(body["out_idx"]),
+        latency=body["latency"],
+        files={name: FileDigest(d["sha256"], d["size"]) for name, d in body["files"].items()},
+        frontend=body["frontend"],
+        properties=body["properties"],
+    )
+
+
+def param_to_json(param: Param) -> dict[str, Any]:
+    return {
+        "name": param.name,
+        "dtype": param.dtype,
+        "shape": None if param.shape is None else list(param.shape),
+        "strides": None if param.strides is None else list(param.strides),
+        "align": param.align,
+        "written": param.written,
+    }
+
+
+def param_from_json(body: Mapping[str, Any]) -> Param:
+    return Param(
+        name=body["name"],
+        dtype=body["dtype"],
+        shape=None if body["shape"] is None else tuple(body["shape"]),
+        strides=None if body["strides"] is None else tuple(body["strides"]),
+        align=body["align"],
+        written=body["written"],
+    )
