@@ -1,0 +1,1 @@
+"""The build side: from ``tltune.toml`` to packaged kernels. Never imported at run time."""

@@ -1,0 +1,220 @@
+"""A killable child process that answers requests, one JSON object a line.
+
+Compilers crash and kernels hang; a child keeps either from taking the build along. Requests and answers travel
+over pipes of their own, so that whatever an author's module prints ends in the log, not in the protocol.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["Child", "Failed", "serve"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a candidate has no result.
+
+    Attributes:
+        stage: ``"elaborate"``, ``"lower"``, ``"device-compile"``, ``"link"``, ``"load"``, ``"check"``, ``"time"``...
+        reason: One line that a person can act on.
+        detail: More lines, for the log.
+    """
+
+    stage: str
+    reason: str
+    detail: str = ""
+
+
+class Child:
+    """One child process running ``python -m <module>``; started at the first request and again after a death.
+
+    Args:
+        module: The module that calls :func:`serve`.
+        arguments: Its command line.
+        search_path: What the child gets as ``PYTHONPATH``.
+        log: File that takes the child's standard output and error.
+        environ: The environment to start from.
+    """
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], search_path: Sequence[str], log: Path, environ: Mapping[str, str]
+    ) -> None:
+        self._argv = [sys.executable, "-m", module, *arguments]
+        self._environ = {**environ, "PYTHONPATH": os.pathsep.join(search_path), "PYTHONUNBUFFERED": "1"}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: IO[bytes] | None = None
+        self._answers = -1
+        self._buffer = b""
+
+    def request(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:
+        """Send a request and wait for its answer.
+
+        Args:
+            request: A JSON object.
+            timeout: Seconds after which the child is killed.
+
+        Returns:
+            The answer, or why there is none. A child that died is replaced at the next request.
+        """
+        if self._process is None:
+            self._start()
+        assert self._requests is not None
+        try:
+            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.flush()
+        except OSError:
+            return self._bury("start", "the worker process ended before it took the request")
+        stage, deadline = "start", time.monotonic() + timeout
+        while True:
+            line = self._read_line(deadline)
+            if line is None:
+                self.kill()
+                return Failed(stage, f"timed out after {timeout:g} s and was killed")
+            if not line:
+                return self._bury(stage, "the process ended")
+            answer: dict[str, Any] = json.loads(line)
+            if "stage" in answer and len(answer) == 1:
+                stage = answer["stage"]
+            elif "failed" in answer:
+                return Failed(**answer["failed"])
+            else:
+                return answer
+
+    def kill(self) -> None:
+        """End the child and every process that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        if self._requests is not None:
+            try:
+                self._requests.close()
+            except OSError:
+                pass
+        os.close(self._answers)
+
+    def _start(self) -> None:
+        request_read, request_write = os.pipe()
+        answer_read, answer_write = os.pipe()
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*self._argv, str(request_read), str(answer_write)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environ,
+                    pass_fds=(request_read, answer_write),
+                    start_new_session=True,  # killpg reaches nvcc and gcc too
+                )
+        except BaseException:
+            os.close(request_write)
+            os.close(answer_read)
+            raise
+        finally:
+            os.close(request_read)
+            os.close(answer_write)
+        self._requests = os.fdopen(request_write, "wb")
+        self._answers = answer_read
+        self._buffer = b""
+
+    def _read_line(self, deadline: float) -> bytes | None:
+        """One line; ``b""`` at the end of the stream; None when the deadline has passed."""
+        while b"\n" not in self._buffer:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self._answers], [], [], min(remaining, 3600))[0]:
+                if time.monotonic() >= deadline:
+                    return None
+                continue
+            data = os.read(self._answers, 1 << 16)
+            if not data:
+                return b""
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def _bury(self, stage: str, what: str) -> Failed:
+        process = self._process
+        code = None
+        if process is not None:
+            try:
+                code = process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                pass  # it closed its pipe and lives on; kill() ends it
+        self.kill()
+        if code is not None and code < 0:
+            return Failed(stage, f"crashed with {signal.Signals(-code).name}")
+        return Failed(stage, f"{what} (exit code {code})")
+
+
+def serve(answer: Callable[[Mapping[str, Any], Callable[[str], None]], Mapping[str, Any]], arguments: Sequence[str]) -> None:
+    """The child's side: answer requests until the parent closes the pipe.
+
+    Args:
+        answer: Called with the request and a function that announces the stage; what it raises is answered as a failure of the
+            announced stage.
+        arguments: The last two are the numbers of the pipes' file descriptors.
+    """
+    die_with_parent()
+    requests = os.fdopen(int(arguments[-2]), "rb")
+    answers = os.fdopen(int(arguments[-1]), "wb")
+    stage = "start"
+
+    def say(message: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(message).encode() + b"\n")
+        answers.flush()
+
+    def announce(name: str) -> None:
+        nonlocal stage
+        stage = name
+        say({"stage": name})
+
+    for line in requests:
+        stage = "start"
+        try:
+            reply = answer(json.loads(line), announce)
+        except (Exception, SystemExit) as error:
+            detail = traceback.format_exc()
+            print(detail, flush=True)
+            say({"failed": {"stage": stage, "reason": one_line(error), "detail": detail}})
+        else:
+            say(reply)
+
+
+def one_line(error: BaseException) -> str:
+    """The gist of an exception on one line of a readable length."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    name = type(error).__name__
+    # TVM puts a stack trace of C++ frames before or after the message; the last line that is none says most.
+    lines = [line for line in lines if not line.startswith(("File ", "at ", "0x", "Stack trace"))] or [""]
+    text = lines[0] if len(lines[0]) > 12 or len(lines) == 1 else " ".join(lines[:2])
+    return f"{name}: {text}"[:400] if text else name
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, however that happens (Linux; a no-op elsewhere)."""
+    if sys.platform.startswith("linux"):
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)

@@ -1,0 +1,121 @@
+"""The compiling worker: a process that serves one frontend and makes finished ``executable.so`` files.
+
+Run as ``python -m tlaot.tune.worker FRONTEND``; it answers the requests of :mod:`tlaot.tune.compile`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..manifest import param_to_json
+from ..target import Target, parse_target
+from .callables import expand_configs, expand_shapes, resolve
+from .child import serve
+from .devices import device_for, impersonate
+from .files import write_atomically
+from .frontends import Lowered, import_frontend
+from .link import link_executable
+from .plan import canonical
+from .toolchain import Cubin, Toolchain, compile_cuda
+
+Announce = Callable[[str], None]
+
+
+class Worker:
+    """The state of one worker process: its frontend, and the target that it answers device queries for."""
+
+    def __init__(self, frontend: str) -> None:
+        self._name = frontend
+        self._impersonated: str | None = None
+        self._asked: dict[str, int | str] = {}
+
+    def answer(self, request: Mapping[str, Any], announce: Announce) -> Mapping[str, Any]:
+        """Answer ``expand`` (shapes and configs) or ``build`` (one candidate)."""
+        target = parse_target(request["target"])
+        announce("start")
+        self._impersonate(target, request["device"])
+        if request["op"] == "expand":
+            announce("expand")
+            return self._expand(request)
+        return self._build(request, target, announce)
+
+    def _impersonate(self, target: Target, overrides: Mapping[str, Any]) -> None:
+        if not target.is_cuda:
+            return
+        if self._impersonated is None:
+            self._asked = impersonate(device_for(target, overrides))
+            self._impersonated = str(target)
+        elif self._impersonated != str(target):
+            # A module may have asked at import; what it heard cannot be taken back.
+            raise RuntimeError(f"this worker serves {self._impersonated}, not {target}")
+
+    def _expand(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        shapes = expand_shapes(request["shapes"], request["where"])
+        return {
+            "frontend": import_frontend(self._name).versions(),
+            "workloads": [
+                {"shape": shape, "configs": expand_configs(request["configs"], shape, request["where"])} for shape in shapes
+            ],
+        }
+
+    def _build(self, request: Mapping[str, Any], target: Target, announce: Announce) -> Mapping[str, Any]:
+        toolchain = Toolchain(**request["toolchain"])
+        announce("elaborate")
+        frontend = import_frontend(self._name)
+        factory = resolve(request["factory"], request["where"])
+        announce("lower")
+        out_idx = request["out_idx"]
+        lowered = frontend.lower(factory, request["shape"], request["config"], target, request["pass_configs"], out_idx)
+        scratch = Path(request["scratch"])
+        cubin = None
+        if lowered.device_source is not None:
+            announce("device-compile")
+            cubin = self._compile_device(lowered, target, toolchain, scratch, request["timeout"])
+        announce("link")
+        out = Path(request["out"])
+        link_executable(lowered, None if cubin is None else cubin.data, target, request["name"], scratch, out, toolchain)
+        _keep_sources(lowered, cubin, out)
+        return {
+            "params": [param_to_json(param) for param in lowered.params],
+            "out_idx": list(lowered.out_idx),
+            "frontend": dict(lowered.frontend),
+            "asked": {**self._asked, **lowered.asked},
+            "registers": None if cubin is None else cubin.registers,
+        }
+
+    def _compile_device(
+        self, lowered: Lowered, target: Target, toolchain: Toolchain, scratch: Path, timeout: float
+    ) -> Cubin:
+        """Compile device code, or take it from a candidate or shape that gave the same source."""
+        assert lowered.device_source is not None
+        key = canonical([lowered.device_source, list(lowered.device_flags), str(target), toolchain.nvcc_version])
+        cached = scratch / "cubins" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
+        if cached.is_file():
+            return Cubin.from_bytes(cached.read_bytes())
+        cubin = compile_cuda(lowered.device_source, target, lowered.device_flags, toolchain, scratch, timeout)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cached, cubin.to_bytes())
+        return cubin
+
+
+def _keep_sources(lowered: Lowered, cubin: Cubin | None, out: Path) -> None:
+    if lowered.host_source is not None:
+        write_atomically(out / "host_kernel.c", lowered.host_source.encode())
+    if lowered.device_source is not None:
+        write_atomically(out / "device_kernel.cu", lowered.device_source.encode())
+    if cubin is not None:
+        write_atomically(out / "kernel.cubin", cubin.data)
+
+
+def main() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker a core: its libraries must not start teams
+    serve(Worker(sys.argv[1]).answer, sys.argv)
+
+
+if __name__ == "__main__":
+    main()
