@@ -1,0 +1,158 @@
+"""``build_kernels``: the sub-command of ``build`` that tunes kernels and puts them beside the package.
+
+It follows setuptools' ``SubCommand`` protocol: the ``get_*`` methods answer without ``run()``, and an editable
+install runs it with ``editable_mode`` set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from setuptools import Command
+from setuptools.errors import BaseError, SetupError
+
+from ..errors import SpecError, TlaotError
+from .settings import CONFIG_SETTINGS, Settings, read_settings, show_settings
+
+if TYPE_CHECKING:
+    from ..tune.spec import Spec
+
+__all__ = ["build_kernels"]
+
+FOLDER = "_tlaot"
+MANIFEST = "manifest.json"
+LOCK = "tltune.lock"
+
+
+class build_kernels(Command):  # noqa: N801 - setuptools names commands so
+    """Tune the kernels that ``tltune.toml`` declares and embed them in the package."""
+
+    description = "tune and compile the kernels that tltune.toml declares"
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []  # settings come by -C and TLAOT_*, see settings.py
+
+    editable_mode: bool
+    build_lib: str
+
+    def initialize_options(self) -> None:
+        self.editable_mode = False
+        self.build_lib = None  # type: ignore[assignment]  # set from build_py
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build_py", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        """Fill ``<build_lib>/<package>/_tlaot``.
+
+        Raises:
+            SetupError: The spec or a setting is wrong.
+            BaseError: A kernel could not be built.
+        """
+        if self.editable_mode:
+            self._say("tlaot: an editable install has no kernels; build and install a wheel for them (pip install .)")
+            return
+        try:
+            self._build(read_settings(CONFIG_SETTINGS.get(), os.environ))
+        except SpecError as error:
+            raise SetupError(str(error)) from error
+        except TlaotError as error:
+            raise BaseError(str(error)) from error
+
+    def get_outputs(self) -> list[str]:
+        """The manifest, which names all others, and whatever other files are there already."""
+        if self.editable_mode:
+            return []
+        output = self._output(self._read_spec().package)
+        found = {str(path) for path in output.rglob("*") if path.is_file()}
+        return sorted(found | {str(output / MANIFEST)})
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Empty: no output is a copy of a source file."""
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        """What an sdist needs to build the same kernels: the spec, its lock, and the modules that it names."""
+        spec_path = self._spec_path()
+        files = [spec_path, *(path for path in [spec_path.with_name(LOCK)] if path.is_file())]
+        spec = self._read_spec()
+        root = self._source_root(spec.package)
+        for module in _modules_of(spec):
+            files.extend(_files_of(module, root))
+        return list(dict.fromkeys(os.path.relpath(path) for path in files))
+
+    def _build(self, settings: Settings) -> None:
+        self._say(show_settings(settings))
+        spec = self._read_spec()
+        output = self._output(spec.package)
+        shutil.rmtree(output, ignore_errors=True)  # build/ outlives a build: an old kernel must not slip into this one
+        if settings.tune == "off":
+            self._say(f"tlaot: tune=off: {spec.package} gets no kernels")
+            return
+        self._check_package(spec)
+        from ..tune.pipeline import build_package
+
+        build_package(spec.path, self._source_root(spec.package), output, settings, self._say)
+
+    def _say(self, text: str) -> None:
+        self.announce(text, logging.INFO)
+
+    def _spec_path(self) -> Path:
+        from ..tune.spec import find_spec
+
+        try:
+            path = find_spec(Path.cwd())
+        except TlaotError as error:
+            raise SetupError(str(error)) from error
+        if path is None:
+            raise SetupError("tltune.toml: there is none beside pyproject.toml any more\nPut it back.")
+        return path
+
+    def _read_spec(self) -> Spec:
+        from ..tune.spec import read_spec
+
+        try:
+            return read_spec(self._spec_path())
+        except TlaotError as error:
+            raise SetupError(str(error)) from error
+
+    def _output(self, package: str) -> Path:
+        return Path(self.build_lib, *package.split("."), FOLDER)
+
+    def _check_package(self, spec: Spec) -> None:
+        packages = list(self.distribution.packages or ())
+        if spec.package not in packages:
+            raise SpecError(
+                f"{spec.path.name} [tlaot] package",
+                f"the project has no package {spec.package!r}",
+                f"Its packages are: {', '.join(packages) or '(none)'}; see [tool.setuptools] packages in pyproject.toml.",
+            )
+
+    def _source_root(self, package: str) -> Path:
+        """The folder from which the author's modules are imported: the parent of the package, ``src`` in a src layout."""
+        folder = Path(self.get_finalized_command("build_py").get_package_dir(package)).resolve()
+        parts = package.split(".")
+        if folder.parts[-len(parts) :] == tuple(parts):
+            return folder.parents[len(parts) - 1]
+        return Path.cwd()  # package-dir gives the folder another name; then only the project's own folder can serve
+
+
+def _modules_of(spec: Spec) -> Iterator[str]:
+    for kernel in spec.kernels:
+        for name in (kernel.factory, kernel.reference, kernel.inputs, kernel.shapes, kernel.configs):
+            if isinstance(name, str):
+                yield name.partition(":")[0]
+
+
+def _files_of(module: str, root: Path) -> Iterator[Path]:
+    """A module's file and its packages' ``__init__.py``; nothing where it is not the project's own."""
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        stem = root.joinpath(*parts[:depth])
+        for candidate in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
+            if candidate.is_file():
+                yield candidate
+                break

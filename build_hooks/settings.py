@@ -1,0 +1,144 @@
+"""Build settings: what ``-C key=value`` and ``TLAOT_*`` variables may say.
+
+Both channels have the same keys. ``-C`` wins, since it was typed for this one build. ``-C`` reaches the
+``tlaot.build_hooks`` backend only; a project whose backend is ``setuptools.build_meta`` has the variables.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+from ..errors import SpecError
+
+__all__ = ["CONFIG_SETTINGS", "ConfigSettings", "Settings", "read_settings", "show_settings"]
+
+ConfigSettings: TypeAlias = "Mapping[str, str | list[str] | None] | None"
+Tune: TypeAlias = Literal["on", "off", "force"]
+
+CONFIG_SETTINGS: ContextVar[ConfigSettings] = ContextVar("tlaot_config_settings", default=None)
+"""The ``-C`` settings of the PEP 517 hook that runs now.
+
+setuptools does not hand ``config_settings`` to commands; the backend sets this for the length of a hook, so that
+neither ``os.environ`` nor a module's global state changes."""
+
+PREFIX = "TLAOT_"
+TUNE_CHOICES = ("on", "off", "force")
+KEYS = ("tune", "targets", "jobs", "keep")
+RUN_TIME_VARIABLES = ("TLAOT_NUM_THREADS",)
+
+# What setuptools.build_meta itself reads of config_settings.
+SETUPTOOLS_KEYS = (
+    "--global-option",
+    "--build-option",
+    "--quiet",
+    "--verbose",
+    "editable-mode",
+    "editable_mode",
+    "quiet",
+    "verbose",
+)
+
+_TRUE = ("true", "on", "yes", "1")
+_FALSE = ("false", "off", "no", "0")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The effective settings of one build.
+
+    Attributes:
+        tune: ``"on"`` tunes what has no valid record yet, ``"force"`` tunes everything again, ``"off"`` packages no kernels.
+        targets: Build only these targets; None for those that the spec declares.
+        jobs: Compile this many candidates at once; None for what the machine has.
+        keep: Ship ``device_kernel.cu``, ``host_kernel.c`` and ``kernel.cubin`` beside each binary.
+    """
+
+    tune: Tune = "on"
+    targets: tuple[str, ...] | None = None
+    jobs: int | None = None
+    keep: bool = False
+
+
+def read_settings(config_settings: ConfigSettings, environ: Mapping[str, str]) -> Settings:
+    """Merge ``-C`` settings over ``TLAOT_*`` variables.
+
+    Raises:
+        SpecError: A key or a ``TLAOT_*`` variable is unknown, or a value is malformed.
+    """
+    texts: dict[str, tuple[str, str]] = {}  # key: (where it was said, value)
+    variables = {PREFIX + key.upper(): key for key in KEYS}
+    for name in sorted(n for n in environ if n.startswith(PREFIX)):
+        if name in variables:
+            texts[variables[name]] = (name, environ[name])
+        elif name not in RUN_TIME_VARIABLES:
+            raise _unknown(f"environment variable {name}", name, (*variables, *RUN_TIME_VARIABLES))
+    for key, value in (config_settings or {}).items():
+        if key in KEYS:
+            texts[key] = (f"-C {key}", _join(f"-C {key}", value, several=key == "targets"))
+        elif key not in SETUPTOOLS_KEYS:
+            raise _unknown(f"-C {key}", key, (*KEYS, *SETUPTOOLS_KEYS))
+
+    # An empty value is as good as none, as for most variables that a CI matrix sets.
+    given = {key: (where, text.strip()) for key, (where, text) in texts.items() if text.strip()}
+    return Settings(
+        tune=_tune(*given["tune"]) if "tune" in given else "on",
+        targets=_targets(*given["targets"]) if "targets" in given else None,
+        jobs=_jobs(*given["jobs"]) if "jobs" in given else None,
+        keep=_flag(*given["keep"]) if "keep" in given else False,
+    )
+
+
+def show_settings(settings: Settings) -> str:
+    """One line for the log: every setting, defaults too, as it could be typed after ``-C``."""
+    targets = "(the spec's)" if settings.targets is None else ",".join(settings.targets)
+    jobs = "(all processors)" if settings.jobs is None else str(settings.jobs)
+    return f"tlaot: tune={settings.tune} targets={targets} jobs={jobs} keep={str(settings.keep).lower()}"
+
+
+def _unknown(where: str, name: str, known: Iterable[str]) -> SpecError:
+    known = tuple(known)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"Did you mean {nearest[0]}? " if nearest else ""
+    return SpecError(where, "tlaot knows no such setting", f"{hint}Known: {', '.join(known)}.")
+
+
+def _join(where: str, value: str | list[str] | None, *, several: bool) -> str:
+    """``build`` collects a repeated key in a list where pip keeps the last."""
+    if isinstance(value, list):
+        if not several and len(value) > 1:
+            raise SpecError(where, f"given {len(value)} times with {', '.join(value)}", "Give it once.")
+        return ",".join(value)
+    return value or ""
+
+
+def _tune(where: str, text: str) -> Tune:
+    if text not in TUNE_CHOICES:
+        raise SpecError(where, f"expected {', '.join(TUNE_CHOICES)}, got {text!r}", f"Write {where}=off, for instance.")
+    return cast(Tune, text)
+
+
+def _targets(where: str, text: str) -> tuple[str, ...]:
+    from ..target import parse_target
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return tuple(dict.fromkeys(str(parse_target(name, where)) for name in names))
+
+
+def _jobs(where: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise SpecError(
+            where, f"expected a whole number of at least 1, got {text!r}", f"Write {where}=2, for instance."
+        )
+    return int(text)
+
+
+def _flag(where: str, text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise SpecError(where, f"expected true or false, got {text!r}", f"Write {where}=true.")
