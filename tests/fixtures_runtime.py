@@ -1,0 +1,92 @@
+"""Packages of hand-written kernels, for tests of the run-time side without a compiler of kernels."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tlaot.manifest import FOLDER, FileDigest, Kernel, Manifest, Param, Variant, digest_of, dumps
+
+SOURCE = Path(__file__).parent / "native_fixture" / "elementwise.c"
+
+
+def tensor(name: str, *shape: int | str, dtype: str = "float32", **rest: Any) -> Param:
+    return Param(name, dtype, tuple(shape), **rest)
+
+
+def scalar(name: str, dtype: str = "float32") -> Param:
+    return Param(name, dtype, None)
+
+
+@functools.lru_cache(maxsize=None)
+def compile_kernel(count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1) -> bytes:
+    """Bytes of an ``executable.so`` for a number of parameters, of which a mask says the outputs."""
+    import tvm_ffi
+
+    include = Path(tvm_ffi.__file__).parent / "include"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "executable.so"
+        defines = {"COUNT": count, "OUT_MASK": out_mask, "LEVEL": level, "LABEL": label, "ALIGN": align}
+        subprocess.run(
+            ["gcc", "-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{include}", str(SOURCE)]
+            + [f"-D{name}={value}" for name, value in defines.items()]
+            + ["-Wl,-z,nodelete", "-o", str(out)],
+            check=True,
+        )
+        return out.read_bytes()
+
+
+def variant(
+    kernel: str,
+    params: Sequence[Param],
+    out_idx: Sequence[int],
+    shape: Mapping[str, Any],
+    target: str = "llvm:x86-64",
+    **rest: Any,
+) -> Variant:
+    """A variant without files, as the resolver needs it."""
+    workload = "-".join(f"{k}{v}" for k, v in sorted(shape.items())) or "any"
+    return Variant(
+        target=target,
+        shape=dict(shape),
+        config={"block": 1},
+        path=f"{kernel}/{target.replace(':', '-')}/{workload}",
+        params=tuple(params),
+        out_idx=tuple(out_idx),
+        latency={"latency": 1.0, "ref_latency": 2.0, "default_latency": 3.0, "spread": 0.1},
+        files=rest.pop("files", {}),
+        **rest,
+    )
+
+
+def write_package(
+    root: Path, package: str, kernels: Mapping[str, Sequence[tuple[Variant, bytes]]], init: str = ""
+) -> Manifest:
+    """Write ``root/package`` with a manifest and the binaries of its variants."""
+    folder = root / package
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / FOLDER).mkdir(parents=True)
+    (folder / "__init__.py").write_text(init)
+    made = {}
+    for name, built in kernels.items():
+        variants = []
+        for one, binary in built:
+            place = folder / FOLDER / one.path
+            place.mkdir(parents=True)
+            (place / "executable.so").write_bytes(binary)
+            variants.append(with_files(one, {"executable.so": digest_of(binary)}))
+        made[name] = Kernel(name, tuple(variants))
+    manifest = Manifest(package, made, "0.1.0")
+    (folder / FOLDER / "manifest.json").write_text(dumps(manifest))
+    return manifest
+
+
+def with_files(one: Variant, files: Mapping[str, FileDigest]) -> Variant:
+    import dataclasses
+
+    return dataclasses.replace(one, files=dict(files))

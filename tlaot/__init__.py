@@ -1,0 +1,76 @@
+"""Kernels that were tuned and compiled when the package was built.
+
+    import tlaot
+    kernels = tlaot.load("sample_pkg")
+    c = kernels.matmul(a, b)
+
+Importing this package imports nothing else of it: names are looked up on first use, so that
+``import tlaot`` costs next to nothing and touches no device.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import (
+        BuildError,
+        CallError,
+        DispatchError,
+        LoadError,
+        PackageError,
+        SpecError,
+        TlaotError,
+        TuningError,
+    )
+    from .runtime.load import Kernel, Kernels, load
+    from .target import Target, parse_target
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BuildError",
+    "CallError",
+    "DispatchError",
+    "Kernel",
+    "Kernels",
+    "LoadError",
+    "PackageError",
+    "SpecError",
+    "Target",
+    "TlaotError",
+    "TuningError",
+    "__version__",
+    "load",
+    "parse_target",
+]
+
+_HOMES = {
+    ".errors": (
+        "BuildError",
+        "CallError",
+        "DispatchError",
+        "LoadError",
+        "PackageError",
+        "SpecError",
+        "TlaotError",
+        "TuningError",
+    ),
+    ".runtime.load": ("Kernel", "Kernels", "load"),
+    ".target": ("Target", "parse_target"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home, __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,215 @@
+"""From a call's arguments to the FFI function: what the arguments are, and who allocates the outputs.
+
+A call is described once for each combination of types, dtypes, shapes and devices. From the second time on,
+it is one dictionary look-up and the plain function that ``make_caller`` returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import CallError
+from ..manifest import Param, Variant
+from .dispatch import Argument, Place, given_params
+from .frameworks import Framework, Function, framework_of
+
+__all__ = ["Caller", "Described", "ProbeTable", "describe", "make_caller"]
+
+Caller = Callable[[tuple[Any, ...]], Any]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A call's arguments as plain data.
+
+    Attributes:
+        arguments: Each argument, for dispatch.
+        device: DLPack type and ordinal of the tensors' common device; None without a tensor.
+        framework: Framework of the first tensor: it allocates the outputs.
+        like: The first tensor.
+    """
+
+    arguments: tuple[Argument, ...]
+    device: tuple[int, int] | None
+    framework: Framework | None
+    like: Any
+
+
+class ProbeTable(dict[type, Callable[[Any], Hashable]]):
+    """For each type of argument the function that gives its part of the key of a call.
+
+    Args:
+        strides: Whether some variant of the kernel tells layouts apart.
+    """
+
+    def __init__(self, strides: bool) -> None:
+        super().__init__()
+        self.strides = strides
+
+    def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
+        framework = framework_of(kind)
+        if framework is None:
+            raise CallError(
+                f"argument of type {kind.__module__}.{kind.__qualname__}",
+                "is neither a tensor (torch, numpy, or with __dlpack__) nor a number",
+                "Pass tensors, and Python numbers for scalars.",
+            )
+        probe = self[kind] = framework.strided_probe if self.strides else framework.probe
+        return probe
+
+
+def describe(where: str, args: Sequence[Any], strides: bool) -> Described:
+    """Read what dispatch needs from the arguments.
+
+    Raises:
+        CallError: An argument cannot be passed to any kernel, or the tensors are on different devices.
+    """
+    arguments: list[Argument] = []
+    first: tuple[int, tuple[int, int], Framework, Any] | None = None
+    for position, arg in enumerate(args):
+        framework = framework_of(type(arg))
+        if framework is None:
+            raise CallError(where, f"argument {position} is a {type(arg).__name__}", "Pass tensors and numbers.")
+        try:
+            argument, device = framework.describe(arg, strides)
+        except CallError as error:
+            raise CallError(f"{where}: argument {position}", error.what, error.remedy) from None
+        arguments.append(argument)
+        if device is None:
+            continue
+        if first is None:
+            first = position, device, framework, arg
+        elif device != first[1]:
+            raise CallError(
+                where,
+                f"argument {position} is on {Place(*device)}, argument {first[0]} on {Place(*first[1])}",
+                "Move all tensors to one device.",
+            )
+    if first is None:
+        return Described(tuple(arguments), None, None, None)
+    return Described(tuple(arguments), first[1], first[2], first[3])
+
+
+def make_caller(where: str, variant: Variant, function: Function, call: Described, args: Sequence[Any]) -> Caller:
+    """The plain function that runs a variant on a call's arguments, and on all later ones that look the same.
+
+    With as many arguments as the kernel has parameters, outputs are the caller's and are written in place;
+    with as many as it has inputs, they are allocated, on the inputs' device, by the inputs' framework. Either way
+    the outputs are returned as TileLang returns them: one tensor, or a list of several; None without ``out_idx``.
+
+    Raises:
+        CallError: Outputs were left out and cannot be allocated.
+    """
+    given = given_params(variant, len(args)) or ()
+    seen = set()
+    for arg in args:
+        framework = framework_of(type(arg))
+        if framework is not None and framework.name not in seen:
+            seen.add(framework.name)
+            function = framework.protect(function, given, args, variant.params)
+    if len(args) == len(variant.params):
+        return _in_place(function, variant.out_idx)
+    return _allocating(where, variant, function, call)
+
+
+def _in_place(function: Function, out_idx: Sequence[int]) -> Caller:
+    if not out_idx:
+        return lambda args: function(*args)
+    if len(out_idx) == 1:
+        position = out_idx[0]
+
+        def one(args: tuple[Any, ...]) -> Any:
+            function(*args)
+            return args[position]
+
+        return one
+
+    def several(args: tuple[Any, ...]) -> Any:
+        function(*args)
+        return [args[i] for i in out_idx]
+
+    return several
+
+
+def _allocating(where: str, variant: Variant, function: Function, call: Described) -> Caller:
+    params, out_idx = variant.params, variant.out_idx
+    if call.framework is None:
+        raise CallError(where, "no argument is a tensor, so outputs have no device", "Pass the outputs too.")
+    sizes, late = _bind(variant, call.arguments)
+    makers: list[Callable[[tuple[Any, ...]], Any]] = []
+    for i in out_idx:
+        makers.append(_output_maker(where, params[i], call, sizes, late))
+    if len(makers) == 1 and out_idx[0] == len(params) - 1:
+        make = makers[0]
+
+        def one_last(args: tuple[Any, ...]) -> Any:
+            out = make(args)
+            function(*args, out)
+            return out
+
+        return one_last
+    order = _interleaving(len(params), out_idx)
+
+    def general(args: tuple[Any, ...]) -> Any:
+        outs = [make(args) for make in makers]
+        pool = (*args, *outs)
+        function(*[pool[i] for i in order])
+        return outs[0] if len(outs) == 1 else outs
+
+    return general
+
+
+def _output_maker(
+    where: str, param: Param, call: Described, sizes: Mapping[str, int], late: Mapping[str, int]
+) -> Callable[[tuple[Any, ...]], Any]:
+    """A function from a call's arguments to a new output; only a size that a scalar gives depends on them."""
+    assert call.framework is not None
+    unknown = [s for s in (param.shape or ()) if isinstance(s, str) and s not in sizes and s not in late]
+    if unknown or param.shape is None:
+        raise CallError(
+            where,
+            f"the inputs do not give the size {', '.join(unknown)} of the output {param.name}",
+            "Pass the outputs too, after the inputs.",
+        )
+    try:
+        allocate = call.framework.allocator(bind_strides(param, sizes), call.like)
+    except CallError as error:
+        raise CallError(f"{where}: {error.where}", error.what, error.remedy) from None
+    if not any(s in late for s in param.shape):
+        fixed = tuple(sizes[s] if isinstance(s, str) else s for s in param.shape)
+        return lambda args: allocate(fixed)
+    shape = param.shape
+    return lambda args: allocate(
+        tuple((int(args[late[s]]) if s in late else sizes[s]) if isinstance(s, str) else s for s in shape)
+    )
+
+
+def bind_strides(param: Param, sizes: Mapping[str, int]) -> Param:
+    """The parameter with its symbolic strides replaced by the sizes that are known."""
+    if param.strides is None:
+        return param
+    return replace(param, strides=tuple(sizes.get(s, s) if isinstance(s, str) else s for s in param.strides))
+
+
+def _bind(variant: Variant, arguments: Sequence[Argument]) -> tuple[dict[str, int], dict[str, int]]:
+    """Symbolic sizes that the inputs' shapes give, and for those that a scalar gives its position in the call."""
+    sizes: dict[str, int] = {}
+    late: dict[str, int] = {}
+    for position, (param, argument) in enumerate(zip(given_params(variant, len(arguments)) or (), arguments)):
+        if argument.shape is None:
+            late[param.name] = position
+            continue
+        pairs = list(zip(param.shape or (), argument.shape))
+        pairs += zip(param.strides or (), argument.strides or ())
+        for want, got in pairs:
+            if isinstance(want, str):
+                sizes.setdefault(want, got)
+    return sizes, {name: position for name, position in late.items() if name not in sizes}
+
+
+def _interleaving(count: int, out_idx: Sequence[int]) -> tuple[int, ...]:
+    """For each parameter, its position in inputs followed by outputs."""
+    inputs = iter(range(count - len(out_idx)))
+    return tuple(count - len(out_idx) + out_idx.index(i) if i in out_idx else next(inputs) for i in range(count))

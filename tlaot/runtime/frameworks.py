@@ -1,0 +1,345 @@
+"""The array frameworks that a call's arguments come from, none of which is ever imported here.
+
+One ``Framework`` for each: how to describe an argument, its part of a call's key, and how to allocate an output.
+A tensor's framework has been imported by whoever made the tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import numbers
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from ..errors import CallError
+from ..manifest import Param
+from ..target import DLPACK_CPU, DLPACK_CUDA
+from .dispatch import Argument
+
+__all__ = ["Allocate", "Device", "Framework", "Function", "framework_of"]
+
+Device = tuple[int, int]
+Allocate = Callable[[tuple[int, ...]], Any]
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Framework:
+    """How to treat the arguments of one framework.
+
+    Attributes:
+        name: ``"torch"``, ``"numpy"``, ``"tvm_ffi"``, ``"dlpack"`` or ``"number"``.
+        probe: The argument's part of a call's key: equal for arguments that ``describe`` finds equal.
+        strided_probe: The same with the strides.
+        describe: The argument as data (with strides if the flag says so), and its device.
+        allocator: ``(param, like)`` to a function that makes an output of given sizes beside ``like``.
+        protect: ``(function, given, args, params)`` to a function that checks or passes what the FFI does not;
+            ``given`` are the parameters of ``args``, ``params`` all those that the function takes.
+    """
+
+    name: str
+    probe: Callable[[Any], Hashable]
+    strided_probe: Callable[[Any], Hashable]
+    describe: Callable[[Any, bool], tuple[Argument, Device | None]]
+    allocator: Callable[[Param, Any], Allocate]
+    protect: Callable[[Function, Sequence[Param], Sequence[Any], Sequence[Param]], Function]
+
+
+@lru_cache(maxsize=None)
+def framework_of(kind: type) -> Framework | None:
+    """The framework of arguments of a type; None for what no kernel takes."""
+    if issubclass(kind, (bool, numbers.Real)):
+        return _NUMBER
+    # By the modules that are already imported: never an import of ours.
+    for root, attribute, framework in (
+        ("torch", "Tensor", _TORCH),
+        ("numpy", "ndarray", _NUMPY),
+        ("tvm_ffi", "Tensor", _TVM_FFI),
+    ):
+        base = getattr(sys.modules.get(root), attribute, None)
+        if isinstance(base, type) and issubclass(kind, base):
+            return framework
+    return _DLPACK if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__") else None
+
+
+def _unprotected(function: Function, given: Sequence[Param], args: Sequence[Any], params: Sequence[Param]) -> Function:
+    return function
+
+
+def _no_allocator(param: Param, like: Any) -> Allocate:
+    raise CallError(
+        f"output {param.name}",
+        f"cannot be allocated beside a {type(like).__module__}.{type(like).__qualname__}",
+        "Pass the outputs too, after the inputs.",
+    )
+
+
+# Python numbers
+
+
+def _describe_number(value: Any, strides: bool) -> tuple[Argument, None]:
+    if isinstance(value, bool):
+        return Argument("bool", None), None
+    return Argument("int" if isinstance(value, numbers.Integral) else "float", None), None
+
+
+_NUMBER = Framework("number", type, type, _describe_number, _no_allocator, _unprotected)
+
+
+# torch
+
+
+def _probe_torch(x: Any) -> Hashable:
+    return x.shape, x.dtype, x.device, x.requires_grad
+
+
+def _probe_torch_strided(x: Any) -> Hashable:
+    return x.shape, x.dtype, x.device, x.requires_grad, x.stride()
+
+
+def _describe_torch(x: Any, strides: bool) -> tuple[Argument, Device]:
+    device_type = {"cpu": DLPACK_CPU, "cuda": DLPACK_CUDA}.get(x.device.type)
+    torch = sys.modules["torch"]
+    if device_type is None or x.layout is not torch.strided:
+        raise CallError("tensor", f"is a {x.layout} tensor on {x.device}", "Pass a dense tensor on cpu or cuda.")
+    if x.is_neg() or x.is_conj():
+        raise CallError("tensor", "is a lazily negated or conjugated view", "Pass x.resolve_neg().resolve_conj().")
+    return (
+        Argument(str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.stride()) if strides else None),
+        (device_type, x.device.index or 0),
+    )
+
+
+def _torch_allocator(param: Param, like: Any) -> Allocate:
+    torch = sys.modules["torch"]
+    dtype = getattr(torch, param.dtype, None)
+    if dtype is None:
+        raise CallError(f"output {param.name}", f"torch has no dtype {param.dtype}", "Pass the outputs too.")
+    device = like.device
+    if param.strides is not None:
+        layout = _static_layout(param)
+        return lambda sizes: torch.empty_strided(sizes, layout, dtype=dtype, device=device)
+    empty = torch.empty
+    return lambda sizes: empty(sizes, dtype=dtype, device=device)
+
+
+def _protect_torch(function: Function, given: Sequence[Param], args: Sequence[Any], params: Sequence[Param]) -> Function:
+    """Refuse to cut a tensor that wants a gradient out of its graph, which would be silently wrong."""
+    wanting = [p.name for p, x in zip(given, args) if getattr(x, "requires_grad", False)]
+    if not wanting:
+        return function
+    is_grad_enabled = sys.modules["torch"].is_grad_enabled
+
+    def without_gradient(*args: Any) -> None:
+        if is_grad_enabled():
+            raise CallError(
+                f"argument {', '.join(wanting)}",
+                "requires a gradient, and a packaged kernel has none",
+                "Call under torch.no_grad(), pass x.detach(), or wrap the call in a torch.autograd.Function.",
+            )
+        function(*args)
+
+    return without_gradient
+
+
+_TORCH = Framework(
+    "torch", _probe_torch, _probe_torch_strided, _describe_torch, _torch_allocator, _protect_torch
+)
+
+
+# numpy
+
+
+def _probe_numpy(x: Any) -> Hashable:
+    return x.shape, x.dtype
+
+
+def _probe_numpy_strided(x: Any) -> Hashable:
+    return x.shape, x.dtype, x.strides
+
+
+def _describe_numpy(x: Any, strides: bool) -> tuple[Argument, Device]:
+    if hasattr(x, "mask"):
+        raise CallError("array", "is a masked array, whose mask a kernel would not see", "Pass x.filled(value).")
+    name = str(x.dtype.name) + ("" if x.dtype.isnative else " of foreign byte order")
+    size = x.dtype.itemsize
+    layout = tuple(s // size if s % size == 0 else -1 for s in x.strides) if strides else None
+    return Argument(name, tuple(x.shape), layout), (DLPACK_CPU, 0)
+
+
+def _numpy_allocator(param: Param, like: Any) -> Allocate:
+    numpy = sys.modules["numpy"]
+    dtype = _numpy_dtype(param, like)
+    # What malloc guarantees, and numpy with it.
+    if param.align <= 16 and param.strides is None:
+        empty = numpy.empty
+        return lambda sizes: empty(sizes, dtype)
+    layout = None if param.strides is None else _static_layout(param)
+
+    def aligned(sizes: tuple[int, ...]) -> Any:
+        steps = layout or _compact(sizes)
+        span = (1 + sum((n - 1) * s for n, s in zip(sizes, steps))) * dtype.itemsize if 0 not in sizes else 0
+        block = numpy.empty(span + param.align, numpy.uint8)
+        skip = -block.ctypes.data % param.align
+        return numpy.ndarray(sizes, dtype, block, skip, tuple(s * dtype.itemsize for s in steps))
+
+    return aligned
+
+
+def _numpy_dtype(param: Param, like: Any) -> Any:
+    numpy = sys.modules["numpy"]
+    if like.dtype.name == param.dtype:
+        return like.dtype
+    try:
+        return numpy.dtype(param.dtype)
+    except TypeError:
+        # bfloat16 and float8 exist in numpy where ml_dtypes has been imported.
+        scalar = getattr(sys.modules.get("ml_dtypes"), param.dtype, None)
+        if scalar is not None:
+            return numpy.dtype(scalar)
+    raise CallError(
+        f"output {param.name}",
+        f"numpy has no dtype {param.dtype}",
+        "Import ml_dtypes, or pass the outputs too, after the inputs.",
+    )
+
+
+def _protect_numpy(function: Function, given: Sequence[Param], args: Sequence[Any], params: Sequence[Param]) -> Function:
+    """Pass read-only arrays and ml_dtypes' element types, which numpy's own DLPack export refuses."""
+
+    def retrying(*args: Any) -> None:
+        try:
+            function(*args)
+        except BufferError:
+            # Raised while the arguments were converted: nothing has run yet.
+            function(*[_lend(param, x) for param, x in zip(params, args)])
+
+    return retrying
+
+
+def _lend(param: Param, x: Any) -> Any:
+    """The array's memory in a form that DLPack can express; not a copy."""
+    numpy = sys.modules["numpy"]
+    if not isinstance(x, numpy.ndarray):
+        return x
+    if not x.flags.writeable and param.written:
+        raise CallError(f"argument {param.name}", "is read-only, and the kernel writes it", "Pass a writable array.")
+    if x.dtype.kind in "biufc" and x.flags.writeable:
+        return x
+    raw = x if x.dtype.kind in "biufc" else x.view(f"u{x.dtype.itemsize}")
+    interface = dict(raw.__array_interface__, data=(raw.__array_interface__["data"][0], False))
+    open_view = numpy.asarray(type("Lent", (), {"__array_interface__": interface, "owner": x})())
+    if raw is x:
+        return open_view
+    return _export_as(open_view, x.dtype.name)
+
+
+class _DLTensor(ctypes.Structure):
+    """The head of DLPack's DLTensor (dlpack.h), up to the dtype."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+def _export_as(x: Any, dtype: str) -> Any:
+    """An array of unsigned integers as an FFI tensor of another element type of the same size."""
+    import tvm_ffi
+
+    capsule = x.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    head = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    wanted = tvm_ffi.dtype(dtype)
+    head.code, head.bits, head.lanes = wanted.type_code, wanted.bits, wanted.lanes
+    return tvm_ffi.from_dlpack(capsule)
+
+
+_NUMPY = Framework(
+    "numpy", _probe_numpy, _probe_numpy_strided, _describe_numpy, _numpy_allocator, _protect_numpy
+)
+
+
+# tvm_ffi's own tensors
+
+
+def _probe_tvm_ffi(x: Any) -> Hashable:
+    return x.shape, str(x.dtype), str(x.device)
+
+
+def _probe_tvm_ffi_strided(x: Any) -> Hashable:
+    return x.shape, str(x.dtype), str(x.device), x.strides
+
+
+def _describe_tvm_ffi(x: Any, strides: bool) -> tuple[Argument, Device]:
+    device_type, device_id = x.__dlpack_device__()
+    layout = tuple(map(int, x.strides)) if strides else None
+    return Argument(str(x.dtype), tuple(map(int, x.shape)), layout), (int(device_type), int(device_id))
+
+
+_TVM_FFI = Framework(
+    "tvm_ffi", _probe_tvm_ffi, _probe_tvm_ffi_strided, _describe_tvm_ffi, _no_allocator, _unprotected
+)
+
+
+# Anything else with __dlpack__: CuPy, JAX, ...
+
+
+def _probe_dlpack(x: Any) -> Hashable:
+    return tuple(x.shape), str(x.dtype), x.__dlpack_device__()
+
+
+def _probe_dlpack_strided(x: Any) -> Hashable:
+    # Layouts have no common attribute: ask the exported tensor.
+    argument, _ = _describe_dlpack(x, True)
+    return argument, x.__dlpack_device__()
+
+
+def _describe_dlpack(x: Any, strides: bool) -> tuple[Argument, Device]:
+    device_type, device_id = x.__dlpack_device__()
+    if not strides:
+        name = str(x.dtype).rpartition(".")[2]
+        return Argument(name, tuple(map(int, x.shape)), None), (int(device_type), int(device_id))
+    import tvm_ffi
+
+    return _describe_tvm_ffi(tvm_ffi.from_dlpack(x), True)
+
+
+def _dlpack_allocator(param: Param, like: Any) -> Allocate:
+    root = type(like).__module__.partition(".")[0]
+    namespace = like.__array_namespace__() if hasattr(like, "__array_namespace__") else sys.modules.get(root)
+    dtype = getattr(namespace, param.dtype, None)
+    # JAX's arrays are immutable: a kernel must not write one.
+    if root in ("jax", "jaxlib") or dtype is None or param.strides is not None:
+        return _no_allocator(param, like)
+    if not hasattr(like, "__array_namespace__"):
+        return lambda sizes: namespace.empty(sizes, dtype=dtype)  # type: ignore[union-attr]
+    return lambda sizes: namespace.empty(sizes, dtype=dtype, device=like.device)  # type: ignore[union-attr]
+
+
+_DLPACK = Framework("dlpack", _probe_dlpack, _probe_dlpack_strided, _describe_dlpack, _dlpack_allocator, _unprotected)
+
+
+def _static_layout(param: Param) -> tuple[int, ...]:
+    layout = tuple(s for s in param.strides or () if isinstance(s, int))
+    if len(layout) != len(param.strides or ()):
+        raise CallError(f"output {param.name}", "has strides that the inputs do not give", "Pass the outputs too.")
+    return layout
+
+
+def _compact(sizes: Sequence[int]) -> tuple[int, ...]:
+    steps: list[int] = []
+    step = 1
+    for n in reversed(sizes):
+        steps.append(step)
+        step *= n
+    return tuple(reversed(steps))

@@ -1,0 +1,239 @@
+"""``tlaot.load``: a package's kernels, each loaded at its first call."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..errors import CallError, LoadError, PackageError
+from ..manifest import FileDigest, Manifest, Variant, read_manifest, verify_file
+from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, parse_target
+from .call import Caller, Described, ProbeTable, describe, make_caller
+from .device import cuda_capability
+from .dispatch import Place, describe_params, pick_variant, resolve
+from .locate import find_manifest
+
+__all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
+
+EXECUTABLE = "executable.so"
+_CALL = "tlaot_call"
+_CPU_LEVEL = "tlaot_cpu_level"
+
+# A server that sees ever new sizes must not grow without bound; describing a call again is cheap.
+_MOST_CALLERS = 4096
+
+_loading = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _loading
+    _loading = threading.RLock()
+
+
+# A thread that was loading while another one forked does not exist in the child, its lock would.
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def load(package: str) -> Kernels:
+    """The kernels that were packaged in an installed package.
+
+    Reads one JSON file. The package is not imported, no device is touched and no binary is loaded until
+    a kernel is called.
+
+    Args:
+        package: Import name of the package that embeds the kernels.
+
+    Raises:
+        PackageError: The package is not installed, has no kernels, or its manifest is damaged or of a newer format.
+        LoadError: The package is inside a zip archive.
+    """
+    path = find_manifest(package)
+    return open_manifest(read_manifest(path), path.parent)
+
+
+def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
+    """The kernels of a manifest whose files are under a folder."""
+    return Kernels(manifest, Path(folder))
+
+
+def load_function(path: Path, expected: FileDigest) -> Callable[..., Any]:
+    """The FFI function of one ``executable.so``; it takes all parameters of the kernel, outputs included.
+
+    Raises:
+        PackageError: The file is missing or its content is not what was packaged; it has not been loaded.
+        LoadError: The dynamic linker refuses the file.
+    """
+    function: Callable[..., Any] = _load_module(path, expected)[_CALL]
+    return function
+
+
+class Kernels:
+    """The kernels of one package, by attribute or by item: ``kernels.matmul``, ``kernels["matmul"]``."""
+
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        self._manifest = manifest
+        self._folder = folder
+        self._kernels = {
+            name: Kernel(f"{manifest.package}.{name}", name, kernel.variants, folder)
+            for name, kernel in sorted(manifest.kernels.items())
+        }
+
+    def __getattr__(self, name: str) -> Kernel:
+        # Called for names that are not attributes; looking them up in a half-made object must not recurse.
+        found = self.__dict__.get("_kernels", {}).get(name)
+        if found is None:
+            raise AttributeError(self._unknown(name), name=name, obj=self)
+        return found  # type: ignore[no-any-return]
+
+    def __getitem__(self, name: str) -> Kernel:
+        found = self._kernels.get(name)
+        if found is None:
+            raise KeyError(self._unknown(name))
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._kernels
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._kernels})
+
+    def __repr__(self) -> str:
+        return f"<tlaot.Kernels of {self._manifest.package}: {', '.join(self._kernels) or 'none'}>"
+
+    def _unknown(self, name: str) -> str:
+        if name.startswith("__"):
+            return name
+        close = difflib.get_close_matches(str(name), list(self._kernels), 1)
+        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self._kernels) or 'none'}"
+        return f"package {self._manifest.package} has no kernel {name!r}: {hint}"
+
+
+class Kernel:
+    """All packaged variants of one kernel; calling it runs the one that fits the arguments."""
+
+    def __init__(self, where: str, name: str, variants: Sequence[Variant], folder: Path) -> None:
+        self.name = name
+        self.variants = tuple(variants)
+        self._where = where
+        self._folder = folder
+        self._modules: dict[str, Any] = {}
+        self._strides = any(p.strides is not None for v in variants for p in v.params)
+        self._probes = ProbeTable(self._strides)
+        self._callers: dict[Hashable, Caller] = {}
+
+    def __call__(self, *args: Any, **factory_args: Any) -> Any:
+        """Run the kernel.
+
+        Args:
+            *args: The kernel's parameters in order: all of them, outputs included (they are written in place),
+                or all but the outputs (they are allocated on the inputs' device by the inputs' framework).
+                Tensors of torch, numpy or anything with ``__dlpack__``; Python numbers for scalars. A CUDA kernel
+                runs on torch's current stream of the tensors' device.
+            **factory_args: Arguments of the kernel's factory, where the tensors alone leave a choice.
+
+        Returns:
+            The output, or a list of several; None if the kernel declares none.
+
+        Raises:
+            CallError: The arguments fit no kernel of this name, whatever was packaged.
+            DispatchError: No packaged variant fits; the message says why for each.
+            PackageError: The variant's file is missing or damaged.
+            LoadError: The variant's file or the device cannot be used on this machine.
+        """
+        probes = self._probes
+        key: Any = tuple([probes[type(x)](x) for x in args])
+        if factory_args:
+            key = key, repr(sorted(factory_args.items()))
+        caller = self._callers.get(key)
+        if caller is None:
+            caller = self._first_call(key, args, factory_args)
+        return caller(args)
+
+    def resolve(self, *args: Any, **factory_args: Any) -> Variant:
+        """The variant that a call with these arguments runs; raises what the call would."""
+        return self._pick(describe(self._where, args, self._strides), factory_args)
+
+    def __repr__(self) -> str:
+        targets = ", ".join(sorted({v.target for v in self.variants}))
+        signature = describe_params(self.variants[0]) if self.variants else "()"
+        more = f" and {len(self.variants) - 1} more" if len(self.variants) > 1 else ""
+        return f"<tlaot.Kernel {self._where}{signature}{more}; {targets or 'no target'}>"
+
+    def _first_call(self, key: Hashable, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> Caller:
+        call = describe(self._where, args, self._strides)
+        variant = self._pick(call, factory_args)
+        caller = make_caller(self._where, variant, self._module(variant)[_CALL], call, args)
+        if len(self._callers) >= _MOST_CALLERS:
+            self._callers.clear()
+        self._callers[key] = caller
+        return caller
+
+    def _pick(self, call: Described, factory_args: Mapping[str, Any]) -> Variant:
+        place = self._place(call, factory_args)
+        return pick_variant(self._where, self.variants, call.arguments, place, factory_args)
+
+    def _place(self, call: Described, factory_args: Mapping[str, Any]) -> Place:
+        if call.device is None:
+            raise CallError(self._where, "no argument is a tensor, so the device is unknown", "Pass a tensor.")
+        device_type, device_id = call.device
+        if device_type == DLPACK_CUDA and any(parse_target(v.target).is_cuda for v in self.variants):
+            return Place(device_type, device_id, capability=cuda_capability(device_id))
+        place = Place(device_type, device_id)
+        if device_type != DLPACK_CPU:
+            return place
+        fitting, _ = resolve(self.variants, call.arguments, place, factory_args)
+        level = self._cpu_level(fitting) if fitting else None
+        return Place(device_type, device_id, cpu_level=level)
+
+    def _cpu_level(self, fitting: Sequence[Variant]) -> int | None:
+        """Rank of this processor's instruction level; the binaries themselves know how to ask."""
+        lowest = min(fitting, key=lambda v: parse_target(v.target).cpu_rank)
+        level = int(self._module(lowest)[_CPU_LEVEL]())
+        if not 0 <= level <= len(CPU_LEVELS):
+            raise LoadError(self._where, f"{EXECUTABLE} names CPU level {level}", "Build the package again.")
+        return level
+
+    def _module(self, variant: Variant) -> Any:
+        module = self._modules.get(variant.path)
+        if module is not None:
+            return module
+        with _loading:
+            module = self._modules.get(variant.path)
+            if module is None:
+                path, digest = _executable_of(self._folder, variant)
+                module = self._modules[variant.path] = _load_module(path, digest)
+        return module
+
+
+def _executable_of(folder: Path, variant: Variant) -> tuple[Path, FileDigest]:
+    inside = PurePosixPath(variant.path)
+    if inside.is_absolute() or ".." in inside.parts or EXECUTABLE not in variant.files:
+        raise PackageError(
+            str(folder), f"the variant {variant.path!r} has no {EXECUTABLE} in this folder", "Build the package again."
+        )
+    return folder.joinpath(*inside.parts, EXECUTABLE), variant.files[EXECUTABLE]
+
+
+def _load_module(path: Path, expected: FileDigest) -> Any:
+    """Verify, then load: nothing but the packaged bytes reaches the dynamic linker."""
+    verify_file(path, expected)
+    import tvm_ffi
+
+    try:
+        return tvm_ffi.load_module(path)
+    except (OSError, RuntimeError) as error:
+        raise LoadError(
+            str(path),
+            f"cannot be loaded ({str(error).strip().splitlines()[-1]})",
+            "It was built for another system: install a wheel for this one, or build the package here.",
+        ) from error
