@@ -1,0 +1,281 @@
+"""The host's C compiler and nvcc: finding them, and running them with a time limit.
+
+The environment is read by the caller and passed in; nothing here looks at ``os.environ``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import BuildError
+from ..target import Target
+from .elf import cubin_architecture
+
+__all__ = [
+    "Cubin",
+    "CudaCompiler",
+    "HostCompiler",
+    "Toolchain",
+    "compile_cuda",
+    "find_cc",
+    "find_nvcc",
+    "find_toolchain",
+    "run_tool",
+]
+
+_INSTALL_CC = "Install one: apt-get install gcc g++ (Debian, Ubuntu), dnf install gcc gcc-c++ (Fedora), or set CC."
+_INSTALL_NVCC = "Install CUDA 12.8 or later, or: pip install 'nvidia-cuda-nvcc>=13' 'nvidia-cuda-runtime>=13' 'nvidia-cuda-cccl>=13'"
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """The host's compiler.
+
+    Attributes:
+        cc: Command of the C compiler.
+        cxx: Command of the C++ compiler of the same family, or () where there is none.
+        strip: Command of the strip that goes with it.
+        version: First line of its ``--version``.
+    """
+
+    cc: tuple[str, ...]
+    cxx: tuple[str, ...]
+    strip: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True)
+class CudaCompiler:
+    """nvcc.
+
+    Attributes:
+        nvcc: Its path.
+        flags: Flags that it needs to find its own headers.
+        version: Release, ``"13.0"``.
+        host: Command of the host compiler that it calls, or "" for its own choice.
+    """
+
+    nvcc: str
+    flags: tuple[str, ...]
+    version: str
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """All that turns a ``Lowered`` into an ``executable.so``."""
+
+    host: HostCompiler
+    cuda: CudaCompiler | None = None
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Compiled device code.
+
+    Attributes:
+        data: The cubin.
+        registers: Registers a thread, of the kernel that uses most.
+        spills: Bytes spilled a thread (stores and loads), of the kernel that spills most.
+        static_shared: Bytes of static shared memory, of the kernel that uses most.
+        log: What the compiler said.
+    """
+
+    data: bytes
+    registers: int
+    spills: int
+    static_shared: int
+    log: str
+
+
+def run_tool(
+    command: Sequence[str],
+    where: str,
+    timeout: float,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """Run a tool to its end; a time-out kills it and everything that it started.
+
+    Returns:
+        Its standard output and error.
+
+    Raises:
+        BuildError: It cannot be started, fails, or runs out of time.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=None if environ is None else dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BuildError(where, f"{command[0]} cannot be run ({error.strerror})", _INSTALL_CC) from None
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _kill_group(process)
+        raise BuildError(
+            where, f"{Path(command[0]).name} ran out of time ({timeout:g} s) and was killed", "Allow it more time."
+        ) from None
+    except BaseException:
+        _kill_group(process)
+        raise
+    if process.returncode:
+        tail = "\n".join(output.strip().splitlines()[-30:])
+        raise BuildError(where, f"{Path(command[0]).name} failed with exit status {process.returncode}:\n{tail}")
+    return output
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()
+
+
+def find_cc(environ: Mapping[str, str]) -> HostCompiler:
+    """The C compiler: ``CC`` where it is set, else gcc, cc or clang on ``PATH``; ``CXX`` likewise.
+
+    Raises:
+        BuildError: There is none.
+    """
+    path = environ.get("PATH")
+    cc = _first_command(environ.get("CC", ""), ("gcc", "cc", "clang"), path, "CC")
+    if cc is None:
+        raise BuildError("toolchain", "no C compiler was found (gcc, cc, clang)", _INSTALL_CC)
+    names = ("clang++",) if "clang" in Path(cc[0]).name else ("g++", "c++")
+    cxx = _first_command(environ.get("CXX", ""), names, path, "CXX")
+    version = run_tool([*cc, "--version"], "toolchain", 30).splitlines()[0]
+    printed = run_tool([*cc, "-print-prog-name=strip"], "toolchain", 30).strip()
+    strip = shutil.which(printed, path=path) or shutil.which("strip", path=path)
+    if strip is None:
+        raise BuildError("toolchain", "no strip was found beside the C compiler", "Install binutils.")
+    return HostCompiler(cc, cxx or (), (strip,), version)
+
+
+def _first_command(setting: str, names: Sequence[str], path: str | None, variable: str) -> tuple[str, ...] | None:
+    if setting.strip():
+        words = shlex.split(setting)
+        found = shutil.which(words[0], path=path)
+        if found is None:
+            raise BuildError(variable, f"names a compiler that is not there, got {setting!r}", _INSTALL_CC)
+        return (found, *words[1:])
+    for name in names:
+        found = shutil.which(name, path=path)
+        if found is not None:
+            return (found,)
+    return None
+
+
+def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> CudaCompiler:
+    """nvcc: below ``CUDA_HOME`` or ``CUDA_PATH``, on ``PATH``, or of the PyPI package ``nvidia-cuda-nvcc``.
+
+    Args:
+        environ: The environment.
+        packages: site-packages to look in; by default those of this interpreter.
+
+    Raises:
+        BuildError: There is none, or it cannot say its version.
+    """
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        root = environ.get(variable)
+        if root:
+            nvcc = Path(root) / "bin" / "nvcc"
+            if not nvcc.is_file():
+                raise BuildError(variable, f"there is no bin/nvcc below it, got {root!r}", _INSTALL_NVCC)
+            return _cuda_compiler(nvcc, (), environ)
+    found = shutil.which("nvcc", path=environ.get("PATH"))
+    if found:
+        return _cuda_compiler(Path(found), (), environ)
+    nvidia = (packages or Path(sysconfig.get_path("purelib"))) / "nvidia"
+    for nvcc in sorted(nvidia.glob("cu*/bin/nvcc"), reverse=True):
+        root_dir = nvcc.parents[1]
+        include = root_dir / "include"
+        flags = [f"-I{d}" for d in (include, include / "cccl") if d.is_dir()]
+        return _cuda_compiler(nvcc, tuple(flags), environ)
+    raise BuildError(
+        "toolchain", "no nvcc was found (CUDA_HOME, PATH, the PyPI package nvidia-cuda-nvcc)", _INSTALL_NVCC
+    )
+
+
+def _cuda_compiler(nvcc: Path, flags: tuple[str, ...], environ: Mapping[str, str]) -> CudaCompiler:
+    output = run_tool([str(nvcc), "--version"], "toolchain", 60, environ=environ)
+    match = re.search(r"release (\d+\.\d+)", output)
+    if match is None:
+        raise BuildError("toolchain", f"{nvcc} does not say its version", _INSTALL_NVCC)
+    host = environ.get("NVCC_CCBIN", "") or environ.get("CXX", "")
+    return CudaCompiler(str(nvcc), flags, match[1], host)
+
+
+def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
+    """Everything that a CPU target, or with ``cuda`` a CUDA target, needs.
+
+    Raises:
+        BuildError: A tool is missing; the message says how to install it.
+    """
+    return Toolchain(find_cc(environ), find_nvcc(environ) if cuda else None)
+
+
+def compile_cuda(
+    source: str,
+    target: Target,
+    flags: Sequence[str],
+    scratch: Path,
+    timeout: float,
+    compiler: CudaCompiler,
+    where: str = "nvcc",
+) -> Cubin:
+    """Compile CUDA C++ to a cubin; the same source and compiler give the same bytes, wherever ``scratch`` is.
+
+    Args:
+        source: CUDA C++.
+        target: A CUDA target.
+        flags: Extra flags of the frontend (include folders, ``-std``).
+        scratch: A folder for the compilation alone.
+        timeout: Seconds after which nvcc and all its children are killed.
+        compiler: What ``find_nvcc`` found.
+        where: What to call the source in an error.
+
+    Raises:
+        BuildError: nvcc fails, runs out of time, or compiled for another architecture.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    (scratch / "device_kernel.cu").write_text(source, encoding="utf-8")
+    number = target.arch.removeprefix("sm_")
+    command = [compiler.nvcc, "-cubin", "-O3", "-gencode", f"arch=compute_{number},code=sm_{number}"]
+    command += ["--ptxas-options=-v", *([f"-ccbin={compiler.host}"] if compiler.host else [])]
+    command += [*compiler.flags, *flags, "-o", "kernel.cubin", "device_kernel.cu"]
+    log = run_tool(command, where, timeout, cwd=scratch)
+    data = (scratch / "kernel.cubin").read_bytes()
+    built, wanted = cubin_architecture(data, where), int(re.sub(r"\D", "", number))
+    if built != wanted:
+        raise BuildError(where, f"nvcc compiled for sm_{built}, expected {target.arch}", "Remove -arch flags.")
+    return Cubin(data, *_resource_usage(log), log)
+
+
+def _resource_usage(log: str) -> tuple[int, int, int]:
+    """Registers, spilled bytes and static shared memory, from ``ptxas -v``; each the largest of all kernels."""
+
+    def largest(pattern: str) -> int:
+        return max((sum(int(g) for g in m.groups()) for m in re.finditer(pattern, log)), default=0)
+
+    registers = largest(r"Used (\d+) registers")
+    spills = largest(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+    return registers, spills, largest(r"(\d+) bytes smem")
