@@ -95,10 +95,9 @@ def lower(
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that decide what code comes out."""
-    packages = ("tilelang", "apache-tvm", "apache-tvm-ffi")
-    found = {name: _version(name) for name in packages}
-    return {"name": "tilelang", **{name: text for name, text in found.items() if text}}
+    """Name and version of what lowers, and of the compiler packages that it stands on."""
+    ours = {"name": "tilelang", "version": _version("tilelang")}
+    return ours | {name: text for name in ("apache-tvm", "apache-tvm-ffi") if (text := _version(name))}
 
 
 def _version(package: str) -> str:
