@@ -5,23 +5,26 @@ Run as ``python -m tlaot.tune.worker FRONTEND``; it answers the requests of :mod
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..errors import BuildError
 from ..manifest import param_to_json
 from ..target import Target, parse_target
 from .callables import expand_configs, expand_shapes, resolve
 from .child import serve
-from .devices import device_for, impersonate
-from .files import write_atomically
+from .files import dump_json, write_atomically
 from .frontends import Lowered, import_frontend
 from .link import link_executable
 from .plan import canonical
-from .toolchain import Cubin, Toolchain, compile_cuda
+from .toolchain import CudaCompiler, Cubin, HostCompiler, Toolchain, compile_cuda
 
 Announce = Callable[[str], None]
 
@@ -48,6 +51,8 @@ class Worker:
         if not target.is_cuda:
             return
         if self._impersonated is None:
+            from .devices import device_for, impersonate
+
             self._asked = impersonate(device_for(target, overrides))
             self._impersonated = str(target)
         elif self._impersonated != str(target):
@@ -64,20 +69,19 @@ class Worker:
         }
 
     def _build(self, request: Mapping[str, Any], target: Target, announce: Announce) -> Mapping[str, Any]:
-        toolchain = Toolchain(**request["toolchain"])
+        toolchain = _toolchain(request["toolchain"])
         announce("elaborate")
         frontend = import_frontend(self._name)
         factory = resolve(request["factory"], request["where"])
         announce("lower")
         out_idx = request["out_idx"]
         lowered = frontend.lower(factory, request["shape"], request["config"], target, request["pass_configs"], out_idx)
-        scratch = Path(request["scratch"])
+        scratch, out = Path(request["scratch"]), Path(request["out"])
         cubin = None
         if lowered.device_source is not None:
             announce("device-compile")
-            cubin = self._compile_device(lowered, target, toolchain, scratch, request["timeout"])
+            cubin = _compile_device(lowered, target, toolchain, scratch, out, request["timeout"])
         announce("link")
-        out = Path(request["out"])
         link_executable(lowered, None if cubin is None else cubin.data, target, request["name"], scratch, out, toolchain)
         _keep_sources(lowered, cubin, out)
         return {
@@ -88,19 +92,31 @@ class Worker:
             "registers": None if cubin is None else cubin.registers,
         }
 
-    def _compile_device(
-        self, lowered: Lowered, target: Target, toolchain: Toolchain, scratch: Path, timeout: float
-    ) -> Cubin:
-        """Compile device code, or take it from a candidate or shape that gave the same source."""
-        assert lowered.device_source is not None
-        key = canonical([lowered.device_source, list(lowered.device_flags), str(target), toolchain.nvcc_version])
-        cached = scratch / "cubins" / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
-        if cached.is_file():
-            return Cubin.from_bytes(cached.read_bytes())
-        cubin = compile_cuda(lowered.device_source, target, lowered.device_flags, toolchain, scratch, timeout)
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(cached, cubin.to_bytes())
-        return cubin
+
+def _compile_device(
+    lowered: Lowered, target: Target, toolchain: Toolchain, scratch: Path, out: Path, timeout: float
+) -> Cubin:
+    """Compile device code, or take it from a candidate or shape that gave the same source."""
+    assert lowered.device_source is not None
+    if toolchain.cuda is None:
+        raise BuildError("toolchain", f"there is no nvcc for {target}", "Run tlaot's build where one is found.")
+    key = canonical([lowered.device_source, list(lowered.device_flags), str(target), asdict(toolchain.cuda)])
+    cached = scratch / "cubins" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+    if cached.is_file():
+        kept = json.loads(cached.read_bytes())
+        return Cubin(**{**kept, "data": base64.b64decode(kept["data"])})
+    cubin = compile_cuda(lowered.device_source, target, lowered.device_flags, out, timeout, toolchain.cuda)
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(cached, dump_json({**asdict(cubin), "data": base64.b64encode(cubin.data).decode()}))
+    return cubin
+
+
+def _toolchain(body: Mapping[str, Any]) -> Toolchain:
+    host = HostCompiler(**{key: tuple(value) if isinstance(value, list) else value for key, value in body["host"].items()})
+    cuda = body["cuda"]
+    if cuda is None:
+        return Toolchain(host)
+    return Toolchain(host, CudaCompiler(**{**cuda, "flags": tuple(cuda["flags"])}))
 
 
 def _keep_sources(lowered: Lowered, cubin: Cubin | None, out: Path) -> None:

@@ -1,0 +1,90 @@
+"""Is a candidate's output right? Correct comes before fast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .arrays import Arrays
+
+__all__ = ["Tolerance", "compare", "default_tolerance"]
+
+# A share of elements may miss the tolerance, but none by more than this factor: one element in a
+# hundred that is plainly wrong is a wrong kernel.
+WORST_FACTOR = 10.0
+
+# Relative and absolute tolerance by element type. They allow for accumulating in the type's usual accumulator (float32 for the
+# short types) over some thousand terms of order one.
+_BY_DTYPE = {
+    "float64": 1e-7,
+    "float32": 1e-4,
+    "float16": 1e-2,
+    "bfloat16": 2e-2,
+}
+_FLOAT8 = 1.25e-1
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``|x - ref| <= atol + rtol * |ref|`` for all but ``max_mismatched_ratio`` of the elements; None chooses by dtype."""
+
+    rtol: float | None
+    atol: float | None
+    max_mismatched_ratio: float
+
+
+def default_tolerance(dtype: str) -> float:
+    """The tolerance, relative and absolute, of an element type; 0 for integers."""
+    if dtype in _BY_DTYPE:
+        return _BY_DTYPE[dtype]
+    return _FLOAT8 if dtype.startswith("float8") else 0.0
+
+
+def compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, tolerance: Tolerance) -> str | None:
+    """Compare one output with its reference.
+
+    Returns:
+        Why the output is wrong, or None.
+    """
+    found, wanted = arrays.float64(actual), arrays.float64(expected)
+    if tuple(found.shape) != tuple(wanted.shape):
+        return f"output {name} has shape {tuple(found.shape)}, the reference {tuple(wanted.shape)}"
+    count = 1
+    for size in found.shape:
+        count *= int(size)
+    if count == 0:
+        return None
+    nans = int((found != found).sum())
+    if nans:
+        return f"output {name} has {nans} NaN among {count} elements (or elements that were never written)"
+    default = default_tolerance(dtype)
+    rtol = default if tolerance.rtol is None else tolerance.rtol
+    atol = default if tolerance.atol is None else tolerance.atol
+    # Infinities are right only where the reference has the same one; inf - inf would be NaN.
+    same = found == wanted
+    error = abs(found - wanted)
+    error[same] = 0.0
+    bound = atol + rtol * abs(wanted)
+    missed = ~(error <= bound)  # the negation also catches a NaN in the reference
+    misses = int(missed.sum())
+    if misses == 0:
+        return None
+    worst = _worst(error, bound)
+    allowed = int(tolerance.max_mismatched_ratio * count)
+    text = f"output {name}: {misses} of {count} elements differ from the reference by more than {rtol:g} relative + {atol:g} absolute"
+    if misses > allowed:
+        return f"{text} ({allowed} may); the worst misses by {worst:.3g} times that"
+    if not worst <= WORST_FACTOR:
+        return f"{text}; the worst misses by {worst:.3g} times that (at most {WORST_FACTOR:g} is allowed)"
+    return None
+
+
+def _worst(error: Any, bound: Any) -> float:
+    ratio = error / (bound + 5e-324)  # smallest float64: an exact bound of 0 makes any error infinite
+    return float(ratio.max()) if bool((ratio == ratio).all()) else float("inf")
+
+
+def pick_outputs(returned: Any) -> Sequence[Any]:
+    """What a reference returned, as a sequence of tensors."""
+    return list(returned) if isinstance(returned, (list, tuple)) else [returned]

@@ -1,0 +1,163 @@
+"""Compile candidates in parallel: each becomes the very ``executable.so`` that would ship, or a reason."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..manifest import FileDigest, Param, digest_of, param_from_json
+from ..target import Target
+from .child import Child, Failed
+from .plan import Candidate, Workload
+from .spec import KernelSpec
+from .toolchain import Toolchain
+
+__all__ = ["Built", "Workshop", "compile_candidates", "expand_kernel"]
+
+EXECUTABLE = "executable.so"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A candidate that compiled and linked.
+
+    Attributes:
+        folder: Where its files are.
+        digest: Of ``executable.so``.
+        params, out_idx: The kernel's signature.
+        frontend: What lowered it.
+        asked: Device properties that the factory asked for.
+    """
+
+    folder: Path
+    digest: FileDigest
+    params: tuple[Param, ...]
+    out_idx: tuple[int, ...]
+    frontend: Mapping[str, str]
+    asked: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What compiling needs of the machine, read once at the edge.
+
+    Attributes:
+        scratch: Folder for intermediate files; one build's own.
+        search_path: ``sys.path`` of the worker processes.
+        environ: Environment of the worker processes.
+        log: File that takes what compilers and authors' modules print.
+        jobs: Candidates that are compiled at the same time.
+        toolchain: Compilers.
+        devices: Overrides of the device table by target.
+    """
+
+    scratch: Path
+    search_path: tuple[str, ...]
+    environ: Mapping[str, str]
+    log: Path
+    jobs: int
+    toolchain: Toolchain
+    devices: Mapping[str, Mapping[str, Any]]
+
+    def worker(self, frontend: str) -> Child:
+        return Child("tlaot.tune.worker", [frontend], self.search_path, self.log, self.environ)
+
+
+def expand_kernel(kernel: KernelSpec, target: Target, child: Child, workshop: Workshop) -> tuple[list[Workload], dict[str, str]] | Failed:
+    """Have a worker evaluate the shapes and configs of a kernel.
+
+    Returns:
+        The workloads, and the frontend's name and version; or why there are none.
+    """
+    request = {
+        "op": "expand",
+        "target": str(target),
+        "device": workshop.devices.get(str(target), {}),
+        "shapes": kernel.shapes if isinstance(kernel.shapes, str) else [dict(shape) for shape in kernel.shapes],
+        "configs": kernel.configs if isinstance(kernel.configs, str) else [dict(config) for config in kernel.configs],
+        "where": kernel.where,
+    }
+    answer = child.request(request, kernel.profile.compile_timeout)
+    if isinstance(answer, Failed):
+        return answer
+    workloads = [Workload(kernel, target, item["shape"], tuple(item["configs"])) for item in answer["workloads"]]
+    return workloads, answer["frontend"]
+
+
+def compile_candidates(
+    candidates: Sequence[Candidate],
+    frontend: str,
+    workshop: Workshop,
+    progress: Callable[[Candidate, Built | Failed], None],
+) -> list[Built | Failed]:
+    """Compile candidates of one frontend and one target in parallel.
+
+    Args:
+        candidates: What to compile.
+        frontend: The frontend that all of them use.
+        workshop: Compilers, folders, number of jobs.
+        progress: Called with each result as it comes, from several threads.
+
+    Returns:
+        One result a candidate, in order.
+    """
+    jobs = max(1, min(workshop.jobs, len(candidates)))
+    children: queue.SimpleQueue[Child] = queue.SimpleQueue()
+    everyone = [workshop.worker(frontend) for _ in range(jobs)]
+    for child in everyone:
+        children.put(child)
+
+    def compile_one(candidate: Candidate) -> Built | Failed:
+        child = children.get()
+        try:
+            outcome = _compile(candidate, child, workshop)
+        finally:
+            children.put(child)
+        progress(candidate, outcome)
+        return outcome
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        return list(pool.map(compile_one, candidates))
+    finally:
+        # On an interrupt the children die first, so that no thread waits for a compiler.
+        for child in everyone:
+            child.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | Failed:
+    workload, kernel = candidate.workload, candidate.workload.kernel
+    folder = workshop.scratch / "candidates" / workload.path / str(candidate.index)
+    folder.mkdir(parents=True, exist_ok=True)
+    request = {
+        "op": "build",
+        "target": str(workload.target),
+        "device": workshop.devices.get(str(workload.target), {}),
+        "toolchain": asdict(workshop.toolchain),
+        "name": kernel.name,
+        "factory": kernel.factory,
+        "where": kernel.where,
+        "shape": dict(workload.shape),
+        "config": dict(candidate.config),
+        "pass_configs": dict(kernel.pass_configs),
+        "out_idx": None if kernel.out_idx is None else list(kernel.out_idx),
+        "scratch": str(workshop.scratch),
+        "out": str(folder),
+        "timeout": kernel.profile.compile_timeout,
+    }
+    answer = child.request(request, kernel.profile.compile_timeout)
+    if isinstance(answer, Failed):
+        return answer
+    return Built(
+        folder=folder,
+        digest=digest_of((folder / EXECUTABLE).read_bytes()),
+        params=tuple(param_from_json(param) for param in answer["params"]),
+        out_idx=tuple(answer["out_idx"]),
+        frontend=answer["frontend"],
+        asked=answer["asked"],
+    )

@@ -1,0 +1,48 @@
+"""What a build tells: a line a kernel to the person who waits, everything to ``autotuner.log``."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .child import Failed
+from .compile import Built
+from .plan import Candidate
+from .timing import Timing
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """The log of one build; safe to use from several threads."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+        self.path = path
+        self._say = say
+        self._lock = threading.Lock()
+        path.write_text("", encoding="utf-8")
+
+    def say(self, text: str) -> None:
+        """A line for the person who builds, and for the log."""
+        self._say(text)
+        self.write(text)
+
+    def write(self, text: str) -> None:
+        """A line for the log."""
+        stamp = time.strftime("%H:%M:%S")
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{stamp} {text}\n")
+
+    def compiled(self, candidate: Candidate, outcome: Built | Failed) -> None:
+        if isinstance(outcome, Failed):
+            self.write(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}\n{outcome.detail}".rstrip())
+        else:
+            self.write(f"compiled {candidate.label}: {outcome.digest.size} bytes")
+
+    def measured(self, candidate: Candidate, outcome: Timing | Failed) -> None:
+        if isinstance(outcome, Failed):
+            self.write(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}\n{outcome.detail}".rstrip())
+        else:
+            self.write(f"measured {candidate.label}: {outcome.latency:.5g} ms +- {outcome.spread:.1%}")

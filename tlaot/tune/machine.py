@@ -1,0 +1,128 @@
+"""What this machine can build and measure: processors, GPUs, frontends.
+
+The CUDA driver is asked in a short-lived process (``python -m tlaot.tune.machine``), so that a build holds no context while its measuring
+child works and can go on after a driver that misbehaves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from ..target import Target
+
+__all__ = ["Gpu", "Machine", "inspect_machine"]
+
+# CUdevice_attribute of cuda.h
+_MULTIPROCESSOR_COUNT = 16
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible CUDA device."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    driver: int
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine that builds: its processor, GPUs, and the versions of the distributions that matter."""
+
+    cpu: str
+    cpu_count: int
+    gpus: tuple[Gpu, ...]
+    distributions: Mapping[str, str]
+
+    def gpu_for(self, target: Target) -> Gpu | None:
+        """The first GPU that executes a target's code."""
+        return next((gpu for gpu in self.gpus if target.runs_on(gpu.capability)), None)
+
+    def device_name(self, target: Target) -> str:
+        """What a target's candidates are measured on, for the record."""
+        if not target.is_cuda:
+            return f"{self.cpu}, {self.cpu_count} CPUs"
+        gpu = self.gpu_for(target)
+        return "none" if gpu is None else f"{gpu.name}, {gpu.sm_count} SMs, driver {gpu.driver}"
+
+
+def inspect_machine(search_path: Sequence[str], environ: Mapping[str, str]) -> Machine:
+    """Look at the machine; takes some tens of ms, more where a CUDA driver has to wake up."""
+    names = ("apache-tvm", "tilelang", "apache-tvm-ffi", "torch", "numpy")
+    found = {name: version for name in names if (version := _version(name)) is not None}
+    return Machine(_cpu_name(), len(os.sched_getaffinity(0)), _gpus(search_path, environ), found)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpus(search_path: Sequence[str], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tlaot.tune.machine"],
+            env={**environ, "PYTHONPATH": os.pathsep.join(search_path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+    except (subprocess.SubprocessError, OSError):
+        return ()
+    return tuple(Gpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in json.loads(done.stdout))
+
+
+def _ask_driver() -> list[Gpu]:
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, driver = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    cuda.cuDriverGetVersion(ctypes.byref(driver))
+    gpus = []
+    for index in range(count.value):
+        device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+        if cuda.cuDeviceGet(ctypes.byref(device), index) != 0:
+            continue
+        cuda.cuDeviceGetName(name, len(name), device)
+
+        def attribute(number: int, device: ctypes.c_int = device) -> int:
+            value = ctypes.c_int()
+            cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+            return value.value
+
+        capability = (attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR))
+        gpus.append(Gpu(index, name.value.decode(), capability, attribute(_MULTIPROCESSOR_COUNT), driver.value))
+    return gpus
+
+
+if __name__ == "__main__":
+    print(json.dumps([asdict(gpu) for gpu in _ask_driver()]))

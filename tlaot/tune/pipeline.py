@@ -1,0 +1,350 @@
+"""The whole build, stage by stage: spec, plan, compile, measure, select, package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import __version__
+from ..errors import BuildError, SpecError, TuningError
+from ..manifest import read_manifest
+from ..target import Target, parse_target
+from .child import Child, Failed
+from .compile import EXECUTABLE, Built, Workshop, compile_candidates, expand_kernel
+from .frontends import FRONTENDS
+from .journal import Journal
+from .machine import Machine, inspect_machine
+from .measure import Measured, measure_workload
+from .package import Winner, write_package
+from .plan import Candidate, Workload
+from .record import digest_sources, load_record, make_record, record_key, save_record
+from .select import default_timing, select_winner
+from .spec import KernelSpec, Spec, read_spec
+from .timing import Timing
+from .toolchain import Toolchain, find_toolchain
+
+__all__ = ["Settings", "build_package"]
+
+
+class Settings(Protocol):
+    """What a build may be told from outside; ``build_hooks.settings.Settings`` is one."""
+
+    @property
+    def tune(self) -> str: ...
+    @property
+    def targets(self) -> tuple[str, ...] | None: ...
+    @property
+    def jobs(self) -> int | None: ...
+    @property
+    def keep(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Group:
+    """The kernel entries of one frontend and one target: one kind of worker process serves them."""
+
+    frontend: str
+    target: Target
+    kernels: tuple[KernelSpec, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where and with what a build runs."""
+
+    workshop: Workshop
+    machine: Machine
+    records: Path
+    sources: str
+    journal: Journal
+    settings: Settings
+
+
+def build_package(
+    spec_path: Path, source_root: Path, output: Path, settings: Settings, log: Callable[[str], None]
+) -> tuple[Path, ...]:
+    """Tune every kernel of a spec over every shape and write the folder that the wheel embeds.
+
+    Args:
+        spec_path: ``tltune.toml``.
+        source_root: Folder from which the author's modules are imported.
+        output: Folder to write, ``<build_lib>/<package>/_tlaot``.
+        settings: Effective settings of the build.
+        log: Takes one line of text for the person who builds.
+
+    Returns:
+        The files, relative to ``output``.
+
+    Raises:
+        SpecError: The spec, a setting or a callable of the spec is wrong.
+        BuildError: A tool or device that a declared target needs is missing.
+        TuningError: No candidate of some workload is left.
+    """
+    spec = read_spec(spec_path)
+    with _open_site(spec, source_root, settings, log) as site:
+        groups = _choose_groups(spec, site)
+        winners = [winner for group in groups for winner in _tune_group(group, _equip(site, group))]
+        files = write_package(output, spec.package, __version__, winners, settings.keep)
+        _open_packaged(output, site)
+    size = sum((output / file).stat().st_size for file in files)
+    log(f"tlaot: {len(winners)} kernels in {len(files)} files, {size / 1024:.0f} KiB")
+    return files
+
+
+@contextmanager
+def _open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[str], None]) -> Iterator[Site]:
+    base = _work_folder(spec.path.parent)
+    scratch = Path(tempfile.mkdtemp(dir=base, prefix="run-"))
+    search_path = tuple(dict.fromkeys([str(source_root), *(entry for entry in sys.path if entry)]))
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    machine = inspect_machine(search_path, environ)
+    journal = Journal(base / "autotuner.log", log)
+    toolchain = find_toolchain(environ, cuda=False)
+    jobs = settings.jobs or machine.cpu_count
+    workshop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)
+    sources = digest_sources(source_root, [name for kernel in spec.kernels for name in _modules(kernel)])
+    try:
+        yield Site(workshop, machine, base / "records", sources, journal, settings)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _work_folder(project: Path) -> Path:
+    """``build/tlaot`` of the project; a temporary folder where the project cannot be written."""
+    folder = project / "build" / "tlaot"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = tempfile.TemporaryFile(dir=folder)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="tlaot-"))
+    probe.close()
+    return folder
+
+
+def _modules(kernel: KernelSpec) -> list[str]:
+    names = [kernel.factory, kernel.reference, kernel.inputs, kernel.shapes, kernel.configs]
+    return [name.partition(":")[0] for name in names if isinstance(name, str)]
+
+
+def _choose_groups(spec: Spec, site: Site) -> list[Group]:
+    """The declared targets, less the optional ones that this machine cannot build, by frontend and target."""
+    wanted = None if site.settings.targets is None else tuple(parse_target(text) for text in site.settings.targets)
+    for target in wanted or ():
+        if str(target) not in spec.targets:
+            raise SpecError("targets", f"no kernel is declared for {target}", f"Declared: {', '.join(spec.targets)}.")
+    groups: dict[tuple[str, Target], list[KernelSpec]] = {}
+    for kernel in spec.kernels:
+        for target in kernel.targets:
+            if wanted is None or target in wanted:
+                groups.setdefault((kernel.frontend, target), []).append(kernel)
+    chosen = []
+    for (frontend, target), kernels in groups.items():
+        missing = _missing(frontend, target, site)
+        if missing is None:
+            chosen.append(Group(frontend, target, tuple(kernels)))
+            continue
+        what, remedy = missing
+        if target in spec.when_available and wanted is None:
+            names = ", ".join(kernel.name for kernel in kernels)
+            site.journal.say(f"tlaot: skipped {target} of {names}: {what}. {remedy}")
+        else:
+            raise BuildError(f"{kernels[0].where} target {target}", what, remedy)
+    if not chosen:
+        raise BuildError(spec.path.name, "none of the declared targets can be built here", "See the lines above.")
+    return chosen
+
+
+def _missing(frontend: str, target: Target, site: Site) -> tuple[str, str] | None:
+    """What this machine lacks for a target, and how to get it; None where it lacks nothing."""
+    distribution = FRONTENDS[frontend][1]
+    found = site.machine.distributions
+    if distribution not in found:
+        return f"{distribution} is not installed in the build environment", (
+            f'Add "tlaot[{frontend}]" to [build-system] requires, or pip install {distribution} and use --no-build-isolation.'
+        )
+    if not target.is_cuda:
+        return None
+    try:
+        find_toolchain(site.workshop.environ, cuda=True)
+    except BuildError as error:
+        return error.what, error.remedy
+    if site.machine.gpu_for(target) is None:
+        gpus = ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in site.machine.gpus)
+        return f"there is no GPU to tune {target} on (found: {gpus or 'none'})", "Build on a machine that has one."
+    if "torch" not in found:
+        return "torch, which checks and times CUDA kernels, is not installed in the build environment", (
+            "Install torch and build with --no-build-isolation."
+        )
+    return None
+
+
+def _equip(site: Site, group: Group) -> Site:
+    if not group.target.is_cuda:
+        return site
+    toolchain = find_toolchain(site.workshop.environ, cuda=True)
+    return replace(site, workshop=replace(site.workshop, toolchain=toolchain))
+
+
+def _tune_group(group: Group, site: Site) -> list[Winner]:
+    """Plan, compile, measure and select for one frontend and target."""
+    planned = _plan(group, site)
+    device = site.machine.device_name(group.target)
+    tools = _tools(group, site)
+    keys = [record_key(workload, site.sources, tools, device) for workload in planned]
+    records = [
+        None if site.settings.tune == "force" else load_record(site.records, workload, key)
+        for workload, key in zip(planned, keys, strict=True)
+    ]
+    candidates = [
+        [workload.candidates()[record["winner"]]] if record is not None else list(workload.candidates())
+        for workload, record in zip(planned, records, strict=True)
+    ]
+    built = _compile(group, candidates, site)
+    winners = []
+    with _measuring_child(group.target, site) as child:
+        for workload, key, record, tried, outcomes in zip(planned, keys, records, candidates, built, strict=True):
+            if record is None:
+                winners.append(_measure_and_select(workload, key, device, tried, outcomes, child, site))
+            else:
+                winners.append(_from_record(workload, record, tried[0], outcomes[0], site))
+    return winners
+
+
+def _plan(group: Group, site: Site) -> list[Workload]:
+    child = site.workshop.worker(group.frontend)
+    planned: list[Workload] = []
+    try:
+        for kernel in group.kernels:
+            expanded = expand_kernel(kernel, group.target, child, site.workshop)
+            if isinstance(expanded, Failed):
+                site.journal.write(expanded.detail)
+                raise SpecError(kernel.where, f"its shapes and configs cannot be had: {expanded.reason}", "")
+            planned.extend(expanded[0])
+    finally:
+        child.kill()
+    paths: dict[str, Workload] = {}
+    for workload in planned:
+        if workload.path in paths:
+            raise SpecError(workload.kernel.where, f"the shape of {workload.label} is listed twice", "Keep one of them.")
+        paths[workload.path] = workload
+    return planned
+
+
+def _tools(group: Group, site: Site) -> dict[str, Any]:
+    toolchain: Toolchain = site.workshop.toolchain
+    return {
+        "tlaot": __version__,
+        "frontend": site.machine.distributions[FRONTENDS[group.frontend][1]],
+        "cc": toolchain.host.version,
+        "nvcc": toolchain.cuda.version if toolchain.cuda is not None and group.target.is_cuda else None,
+    }
+
+
+def _compile(group: Group, candidates: Sequence[Sequence[Candidate]], site: Site) -> list[list[Built | Failed]]:
+    flat = [candidate for tried in candidates for candidate in tried]
+    site.journal.say(f"tlaot: {group.target}: compiling {len(flat)} candidates of {len(candidates)} workloads")
+    outcomes = iter(compile_candidates(flat, group.frontend, site.workshop, site.journal.compiled))
+    return [[next(outcomes) for _ in tried] for tried in candidates]
+
+
+@contextmanager
+def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
+    device = "cpu"
+    if target.is_cuda:
+        gpu = site.machine.gpu_for(target)
+        assert gpu is not None
+        device = f"cuda:{gpu.index}"
+    workshop = site.workshop
+    child = Child("tlaot.tune.measurer", [device], workshop.search_path, workshop.log, workshop.environ)
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+def _measure_and_select(
+    workload: Workload,
+    key: str,
+    device: str,
+    candidates: Sequence[Candidate],
+    outcomes: Sequence[Built | Failed],
+    child: Child,
+    site: Site,
+) -> Winner:
+    built = [(c, outcome) for c, outcome in zip(candidates, outcomes, strict=True) if isinstance(outcome, Built)]
+    measured, reference = measure_workload(workload, built, child, site.journal.measured)
+    queue = iter(measured)
+    results = [next(queue) if isinstance(outcome, Built) else outcome for outcome in outcomes]
+    try:
+        winner = select_winner(workload, results)
+    except TuningError as error:
+        site.journal.write(str(error))
+        raise
+    record = make_record(workload, key, device, results, winner, reference)
+    save_record(site.records, workload, record)
+    site.journal.say(f"tlaot: {_summary(workload, results, winner, reference)}")
+    return Winner(workload, winner.candidate.config, winner.built, _latency(record), device)
+
+
+def _from_record(
+    workload: Workload, record: Mapping[str, Any], candidate: Candidate, outcome: Built | Failed, site: Site
+) -> Winner:
+    if isinstance(outcome, Failed):
+        raise TuningError(
+            candidate.label,
+            f"the recorded winner does not build any more: {outcome.stage}: {outcome.reason}",
+            "Tune again: -C tune=force or TLAOT_TUNE=force.",
+        )
+    site.journal.say(f"tlaot: {workload.label}: the record of an earlier build holds, {dict(candidate.config)}")
+    return Winner(workload, candidate.config, outcome, _latency(record), record["device"])
+
+
+def _latency(record: Mapping[str, Any]) -> dict[str, float | None]:
+    winner = record["candidates"][record["winner"]]["timing"]
+    default = record["candidates"][0].get("timing")
+    reference = record["reference"]
+    return {
+        "latency": winner["latency"],
+        "spread": winner["spread"],
+        "default_latency": None if default is None else default["latency"],
+        "ref_latency": None if reference is None else reference["latency"],
+    }
+
+
+def _summary(
+    workload: Workload, results: Sequence[Measured | Failed], winner: Measured, reference: Timing | None
+) -> str:
+    failed = sum(isinstance(result, Failed) for result in results)
+    default = default_timing(results)
+    parts = [f"{workload.label}: {winner.timing.latency:.4g} ms with {dict(winner.candidate.config)}"]
+    parts.append(f"default {default.latency:.4g} ms" if default is not None else "the default failed")
+    if reference is not None:
+        parts.append(f"reference {reference.latency:.4g} ms")
+    parts.append(f"{len(results)} candidates" + (f", {failed} failed" if failed else ""))
+    return "; ".join(parts)
+
+
+def _open_packaged(output: Path, site: Site) -> None:
+    """Load every packaged binary in a fresh process: what fails must fail here, not at a user's."""
+    manifest = read_manifest(output / "manifest.json")
+    variants = [variant for kernel in manifest.kernels.values() for variant in kernel.variants]
+    candidates = [
+        {"path": str(output / variant.path / EXECUTABLE), "digest": asdict(variant.files[EXECUTABLE])}
+        for variant in variants
+    ]
+    workshop = site.workshop
+    child = Child("tlaot.tune.measurer", ["cpu"], workshop.search_path, workshop.log, workshop.environ)
+    try:
+        answer = child.request({"op": "open", "candidates": candidates}, 300)
+    finally:
+        child.kill()
+    if isinstance(answer, Failed):
+        shutil.rmtree(output, ignore_errors=True)
+        raise BuildError(str(output), f"a packaged kernel does not load: {answer.reason}", "See autotuner.log.")

@@ -1,0 +1,115 @@
+"""Records: what tuning a workload found, kept so that the next build of the same thing repeats none of it.
+
+A record is valid as long as its key is: the spec's entry, the shape, the configs, the author's sources, the versions of
+what compiles and the device. From one set of records every build packages the same winners.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .child import Failed
+from .files import dump_json, write_atomically
+from .measure import Measured
+from .plan import Workload, canonical
+from .timing import Timing
+
+__all__ = ["digest_sources", "load_record", "make_record", "record_key", "save_record"]
+
+_RECORD_VERSION = 1
+
+
+def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], device: str) -> str:
+    """Digest of everything that a tuning of the workload depends on.
+
+    Args:
+        workload: The workload.
+        sources: Digest of the author's sources, see :func:`digest_sources`.
+        tools: Versions of the compilers and frontends.
+        device: What the candidates are measured on.
+    """
+    kernel = asdict(workload.kernel)
+    for place in ("where", "targets", "shapes", "configs"):
+        del kernel[place]
+    return _sha256(
+        canonical(
+            {
+                "record": _RECORD_VERSION,
+                "kernel": kernel,
+                "target": str(workload.target),
+                "shape": dict(workload.shape),
+                "configs": [dict(config) for config in workload.configs],
+                "sources": sources,
+                "tools": dict(tools),
+                "device": device,
+            }
+        ).encode()
+    )
+
+
+def make_record(
+    workload: Workload, key: str, device: str, results: Sequence[Measured | Failed], winner: Measured, reference: Timing | None
+) -> dict[str, Any]:
+    """The evidence of a tuning as JSON: the winner, each candidate's time or failure, the reference's time."""
+    return {
+        "key": key,
+        "kernel": workload.kernel.name,
+        "target": str(workload.target),
+        "shape": dict(workload.shape),
+        "device": device,
+        "checked": workload.kernel.check,
+        "winner": winner.candidate.index,
+        "reference": None if reference is None else asdict(reference),
+        "candidates": [_candidate(config, result) for config, result in zip(workload.configs, results, strict=True)],
+    }
+
+
+def save_record(folder: Path, workload: Workload, record: Mapping[str, Any]) -> None:
+    path = _path(folder, workload)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, dump_json(record))
+
+
+def load_record(folder: Path, workload: Workload, key: str) -> dict[str, Any] | None:
+    """The record of a workload, if there is a valid one; a damaged one counts as none."""
+    try:
+        record: dict[str, Any] = json.loads(_path(folder, workload).read_bytes())
+        valid = record["key"] == key and 0 <= record["winner"] < len(workload.configs) and len(record["candidates"]) == len(workload.configs)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return record if valid else None
+
+
+def digest_sources(root: Path, modules: Sequence[str]) -> str:
+    """Digest of the Python files of the top-level packages that some modules are in.
+
+    A whole package is taken, since a factory may call any helper in it; packages from elsewhere are in
+    the versions that a record's key holds, or not tracked.
+    """
+    digest = hashlib.sha256()
+    for name in sorted({module.partition(".")[0] for module in modules}):
+        package, single = root / name, root / f"{name}.py"
+        files = sorted(package.rglob("*.py")) if package.is_dir() else [single] if single.is_file() else []
+        for path in files:
+            digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _candidate(config: Mapping[str, Any], result: Measured | Failed) -> dict[str, Any]:
+    if isinstance(result, Failed):
+        return {"config": dict(config), "failed": {"stage": result.stage, "reason": result.reason}}
+    return {"config": dict(config), "timing": asdict(result.timing)}
+
+
+def _path(folder: Path, workload: Workload) -> Path:
+    return folder / f"{workload.path}.json"
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
