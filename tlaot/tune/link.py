@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import BuildError
@@ -19,7 +18,7 @@ from .elf import DynamicInfo, read_dynamic
 from .files import write_atomically
 from .frontends.lowered import Lowered
 from .glue import plan_source
-from .toolchain import Toolchain, run_tool
+from .toolchain import HostCompiler, Toolchain, run_tool
 
 __all__ = ["EXECUTABLE", "audit_executable", "link_executable"]
 
@@ -81,18 +80,18 @@ def link_executable(
     if target.is_cuda and cubin is None:
         raise BuildError(kernel_name, "a cuda target was linked without device code")
     scratch.mkdir(parents=True, exist_ok=True)
-    fixed = _fixed_objects(target, scratch, toolchain, kernel_name)
+    fixed = _fixed_objects(target, scratch, toolchain.host, kernel_name)
     with tempfile.TemporaryDirectory(prefix="link-", dir=scratch) as folder:
         work = Path(folder)
-        objects = [_compile_plan(lowered, target, kernel_name, work, toolchain)]
-        objects.append(_host_object(lowered, target, kernel_name, work, toolchain))
+        objects = [_compile_plan(lowered, target, kernel_name, work, toolchain.host)]
+        objects.append(_host_object(lowered, target, kernel_name, work, toolchain.host))
         if cubin is not None:
-            objects.append(_embed(cubin, kernel_name, work, toolchain))
+            objects.append(_embed(cubin, kernel_name, work, toolchain.host))
         exports = sorted(_exports(target))
         (work / "exports.map").write_text("{ global: " + "".join(f"{name}; " for name in exports) + "local: *; };\n")
-        run_tool([*toolchain.cc, *_LINK, *objects, *map(str, fixed), *_LIBRARIES], kernel_name, _TIMEOUT, cwd=work)
+        run_tool([*toolchain.host.cc, *_LINK, *objects, *map(str, fixed), *_LIBRARIES], kernel_name, _TIMEOUT, cwd=work)
         run_tool(
-            [*toolchain.strip, "--strip-all", "-R", ".comment", "-R", ".note.gnu.property", EXECUTABLE],
+            [*toolchain.host.strip, "--strip-all", "-R", ".comment", "-R", ".note.gnu.property", EXECUTABLE],
             kernel_name,
             _TIMEOUT,
             cwd=work,
@@ -139,20 +138,20 @@ def _includes(where: str) -> list[str]:
     raise BuildError(where, "the headers of the TVM FFI were not found", "pip install apache-tvm-ffi")
 
 
-def _compile(compiler: Sequence[str], flags: list[str], source: str, where: str, cwd: Path) -> str:
+def _compile(compiler: tuple[str, ...], flags: list[str], source: str, where: str, cwd: Path) -> str:
     made = source.rsplit(".", 1)[0] + ".o"
     command = [*compiler, *_COMMON, f"-ffile-prefix-map={NATIVE}=tlaot", *flags, "-c", source, "-o", made]
     run_tool(command, where, _TIMEOUT, cwd=cwd)
     return made
 
 
-def _fixed_objects(target: Target, scratch: Path, toolchain: Toolchain, where: str) -> list[Path]:
+def _fixed_objects(target: Target, scratch: Path, host: HostCompiler, where: str) -> list[Path]:
     """Objects of our own C files, compiled once for each compiler and content in a scratch folder."""
     names = ("entry", "backend", "cuda" if target.is_cuda else "pool")
     includes = _includes(where)
     define = ["-DTLAOT_CUDA"] if target.is_cuda else ["-DTLAOT_CPU"]
     flags = [*_FIXED, *define, *includes]
-    key = hashlib.sha256(repr((list(toolchain.cc), toolchain.cc_version, flags)).encode())
+    key = hashlib.sha256(repr((host, flags)).encode())
     for path in sorted([*NATIVE.glob("*.[ch]"), Path(includes[-1][2:]) / "tvm" / "ffi" / "c_api.h"]):
         key.update(path.name.encode() + b"\0" + path.read_bytes())
     folder = scratch / f"native-{key.hexdigest()[:16]}"
@@ -162,7 +161,7 @@ def _fixed_objects(target: Target, scratch: Path, toolchain: Toolchain, where: s
             work.mkdir()
             for name in names:
                 shutil.copyfile(NATIVE / f"{name}.c", work / f"{name}.c")
-                _compile(toolchain.cc, flags, f"{name}.c", where, work)
+                _compile(host.cc, flags, f"{name}.c", where, work)
             try:
                 work.rename(folder)
             except OSError:  # another process was first, with the same objects
@@ -171,12 +170,12 @@ def _fixed_objects(target: Target, scratch: Path, toolchain: Toolchain, where: s
     return [folder / f"{name}.o" for name in names]
 
 
-def _compile_plan(lowered: Lowered, target: Target, where: str, work: Path, toolchain: Toolchain) -> str:
+def _compile_plan(lowered: Lowered, target: Target, where: str, work: Path, host: HostCompiler) -> str:
     (work / "plan.c").write_text(plan_source(lowered, target, where), encoding="utf-8")
-    return _compile(toolchain.cc, [*_FIXED, "-w", *_includes(where)], "plan.c", where, work)
+    return _compile(host.cc, [*_FIXED, "-w", *_includes(where)], "plan.c", where, work)
 
 
-def _host_object(lowered: Lowered, target: Target, where: str, work: Path, toolchain: Toolchain) -> str:
+def _host_object(lowered: Lowered, target: Target, where: str, work: Path, host: HostCompiler) -> str:
     if lowered.host_object is not None:
         (work / "host.o").write_bytes(lowered.host_object)
         return "host.o"
@@ -194,15 +193,15 @@ def _host_object(lowered: Lowered, target: Target, where: str, work: Path, toolc
             "-include",
             "host.h",
         ]
-        return _compile(toolchain.cc, [*flags, *lowered.host_flags], "host_kernel.c", where, work)
-    if not toolchain.cxx:
+        return _compile(host.cc, [*flags, *lowered.host_flags], "host_kernel.c", where, work)
+    if not host.cxx:
         raise BuildError(where, "no C++ compiler was found (g++)", "apt-get install g++, or set CXX.")
     (work / "host_kernel.cc").write_text(lowered.host_source, encoding="utf-8")
     flags = ["-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics", "-w", *level]
-    return _compile(toolchain.cxx, [*flags, *lowered.host_flags], "host_kernel.cc", where, work)
+    return _compile(host.cxx, [*flags, *lowered.host_flags], "host_kernel.cc", where, work)
 
 
-def _embed(cubin: bytes, where: str, work: Path, toolchain: Toolchain) -> str:
+def _embed(cubin: bytes, where: str, work: Path, host: HostCompiler) -> str:
     (work / "kernel.cubin").write_bytes(cubin)
     (work / "image.s").write_text(_IMAGE)
-    return _compile(toolchain.cc, [], "image.s", where, work)
+    return _compile(host.cc, [], "image.s", where, work)

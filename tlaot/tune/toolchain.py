@@ -5,7 +5,6 @@ The environment is read by the caller and passed in; nothing here looks at ``os.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -15,7 +14,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BuildError
@@ -24,6 +23,8 @@ from .elf import cubin_architecture
 
 __all__ = [
     "Cubin",
+    "CudaCompiler",
+    "HostCompiler",
     "Toolchain",
     "compile_cuda",
     "find_cc",
@@ -37,24 +38,45 @@ _INSTALL_NVCC = "Install CUDA 12.8 or later, or: pip install 'nvidia-cuda-nvcc>=
 
 
 @dataclass(frozen=True)
-class Toolchain:
-    """All that turns a ``Lowered`` into an ``executable.so``; plain data, so that it travels to worker processes as JSON.
+class HostCompiler:
+    """The host's compiler.
 
     Attributes:
         cc: Command of the C compiler.
-        cxx: Command of the C++ compiler of the same family; empty where there is none.
-        strip: Command of the strip that goes with them.
-        cc_version: First line of the C compiler's ``--version``.
-        nvcc: Command of nvcc, with the flags that it needs to find its own headers; empty for CPU targets alone.
-        nvcc_version: CUDA release, ``"13.0"``; empty without nvcc.
+        cxx: Command of the C++ compiler of the same family, or () where there is none.
+        strip: Command of the strip that goes with it.
+        version: First line of its ``--version``.
     """
 
-    cc: Sequence[str]
-    cxx: Sequence[str]
-    strip: Sequence[str]
-    cc_version: str
-    nvcc: Sequence[str] = ()
-    nvcc_version: str = ""
+    cc: tuple[str, ...]
+    cxx: tuple[str, ...]
+    strip: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True)
+class CudaCompiler:
+    """nvcc.
+
+    Attributes:
+        nvcc: Its path.
+        flags: Flags that it needs to find its own headers.
+        version: Release, ``"13.0"``.
+        host: Command of the host compiler that it calls, or "" for its own choice.
+    """
+
+    nvcc: str
+    flags: tuple[str, ...]
+    version: str
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """All that turns a ``Lowered`` into an ``executable.so``."""
+
+    host: HostCompiler
+    cuda: CudaCompiler | None = None
 
 
 @dataclass(frozen=True)
@@ -74,17 +96,6 @@ class Cubin:
     spills: int
     static_shared: int
     log: str
-
-    def to_bytes(self) -> bytes:
-        """For a cache on disk: one line of JSON, then the cubin."""
-        head = {f: getattr(self, f) for f in ("registers", "spills", "static_shared", "log")}
-        return json.dumps(head, sort_keys=True).encode() + b"\n" + self.data
-
-    @staticmethod
-    def from_bytes(cached: bytes) -> Cubin:
-        """What ``to_bytes`` wrote."""
-        head, _, data = cached.partition(b"\n")
-        return Cubin(data=data, **json.loads(head))
 
 
 def run_tool(
@@ -140,7 +151,7 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def find_cc(environ: Mapping[str, str]) -> Toolchain:
+def find_cc(environ: Mapping[str, str]) -> HostCompiler:
     """The C compiler: ``CC`` where it is set, else gcc, cc or clang on ``PATH``; ``CXX`` likewise.
 
     Raises:
@@ -157,7 +168,7 @@ def find_cc(environ: Mapping[str, str]) -> Toolchain:
     strip = shutil.which(printed, path=path) or shutil.which("strip", path=path)
     if strip is None:
         raise BuildError("toolchain", "no strip was found beside the C compiler", "Install binutils.")
-    return Toolchain(cc, cxx or (), (strip,), version)
+    return HostCompiler(cc, cxx or (), (strip,), version)
 
 
 def _first_command(setting: str, names: Sequence[str], path: str | None, variable: str) -> tuple[str, ...] | None:
@@ -174,15 +185,12 @@ def _first_command(setting: str, names: Sequence[str], path: str | None, variabl
     return None
 
 
-def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> tuple[tuple[str, ...], str]:
+def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> CudaCompiler:
     """nvcc: below ``CUDA_HOME`` or ``CUDA_PATH``, on ``PATH``, or of the PyPI package ``nvidia-cuda-nvcc``.
 
     Args:
         environ: The environment.
         packages: site-packages to look in; by default those of this interpreter.
-
-    Returns:
-        Its command, and the CUDA release, ``"13.0"``.
 
     Raises:
         BuildError: There is none, or it cannot say its version.
@@ -193,26 +201,28 @@ def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> tuple
             nvcc = Path(root) / "bin" / "nvcc"
             if not nvcc.is_file():
                 raise BuildError(variable, f"there is no bin/nvcc below it, got {root!r}", _INSTALL_NVCC)
-            return _ask_version((str(nvcc),), environ)
+            return _cuda_compiler(nvcc, (), environ)
     found = shutil.which("nvcc", path=environ.get("PATH"))
     if found:
-        return _ask_version((found,), environ)
+        return _cuda_compiler(Path(found), (), environ)
     nvidia = (packages or Path(sysconfig.get_path("purelib"))) / "nvidia"
     for nvcc in sorted(nvidia.glob("cu*/bin/nvcc"), reverse=True):
-        include = nvcc.parents[1] / "include"
-        flags = [f"-I{folder}" for folder in (include, include / "cccl") if folder.is_dir()]
-        return _ask_version((str(nvcc), *flags), environ)
+        root_dir = nvcc.parents[1]
+        include = root_dir / "include"
+        flags = [f"-I{d}" for d in (include, include / "cccl") if d.is_dir()]
+        return _cuda_compiler(nvcc, tuple(flags), environ)
     raise BuildError(
         "toolchain", "no nvcc was found (CUDA_HOME, PATH, the PyPI package nvidia-cuda-nvcc)", _INSTALL_NVCC
     )
 
 
-def _ask_version(nvcc: tuple[str, ...], environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
-    match = re.search(r"release (\d+\.\d+)", run_tool([nvcc[0], "--version"], "toolchain", 60))
+def _cuda_compiler(nvcc: Path, flags: tuple[str, ...], environ: Mapping[str, str]) -> CudaCompiler:
+    output = run_tool([str(nvcc), "--version"], "toolchain", 60, environ=environ)
+    match = re.search(r"release (\d+\.\d+)", output)
     if match is None:
-        raise BuildError("toolchain", f"{nvcc[0]} does not say its version", _INSTALL_NVCC)
-    host = environ.get("NVCC_CCBIN")
-    return (*nvcc, *((f"-ccbin={host}",) if host else ())), match[1]
+        raise BuildError("toolchain", f"{nvcc} does not say its version", _INSTALL_NVCC)
+    host = environ.get("NVCC_CCBIN", "")
+    return CudaCompiler(str(nvcc), flags, match[1], host)
 
 
 def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
@@ -221,21 +231,17 @@ def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
     Raises:
         BuildError: A tool is missing; the message says how to install it.
     """
-    host = find_cc(environ)
-    if not cuda:
-        return host
-    nvcc, version = find_nvcc(environ)
-    return replace(host, nvcc=nvcc, nvcc_version=version)
+    return Toolchain(find_cc(environ), find_nvcc(environ) if cuda else None)
 
 
 def compile_cuda(
     source: str,
     target: Target,
     flags: Sequence[str],
-    toolchain: Toolchain,
     scratch: Path,
     timeout: float,
-    where: str = "device code",
+    compiler: CudaCompiler,
+    where: str = "nvcc",
 ) -> Cubin:
     """Compile CUDA C++ to a cubin; the same source and compiler give the same bytes, wherever ``scratch`` is.
 
@@ -243,19 +249,18 @@ def compile_cuda(
         source: CUDA C++.
         target: A CUDA target.
         flags: Extra flags of the frontend (include folders, ``-std``).
-        toolchain: With an nvcc.
         scratch: A folder for intermediate files; processes may share it.
         timeout: Seconds after which nvcc and all its children are killed.
+        compiler: What ``find_nvcc`` found.
         where: What to call the source in an error.
 
     Raises:
         BuildError: nvcc fails, runs out of time, or compiled for another architecture.
     """
-    if not toolchain.nvcc:
-        raise BuildError(where, "the toolchain has no nvcc", _INSTALL_NVCC)
     number = target.arch.removeprefix("sm_")
-    command = [*toolchain.nvcc, "-cubin", "-O3", "-gencode", f"arch=compute_{number},code=sm_{number}"]
-    command += ["--ptxas-options=-v", *flags, "-o", "kernel.cubin", "device_kernel.cu"]
+    command = [compiler.nvcc, "-cubin", "-O3", "-gencode", f"arch=compute_{number},code=sm_{number}"]
+    command += ["--ptxas-options=-v", *([f"-ccbin={compiler.host}"] if compiler.host else [])]
+    command += [*compiler.flags, *flags, "-o", "kernel.cubin", "device_kernel.cu"]
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nvcc-", dir=scratch) as folder:
         work = Path(folder)
