@@ -61,6 +61,7 @@ class Child:
         self._requests: IO[bytes] | None = None
         self._answers = -1
         self._buffer = b""
+        self._log_start = 0
 
     def request(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:
         """Send a request and wait for its answer.
@@ -118,6 +119,7 @@ class Child:
         answer_read, answer_write = os.pipe()
         try:
             with self._log.open("ab") as log:
+                self._log_start = log.tell()
                 self._process = subprocess.Popen(
                     [*self._argv, str(request_read), str(answer_write)],
                     stdin=subprocess.DEVNULL,
@@ -163,8 +165,18 @@ class Child:
                 pass  # it closed its pipe and lives on; kill() ends it
         self.kill()
         if code is not None and code < 0:
-            return Failed(stage, f"crashed with {signal.Signals(-code).name}")
-        return Failed(stage, f"{what} (exit code {code})")
+            what = f"crashed with {signal.Signals(-code).name}"
+        else:
+            what = f"{what} (exit code {code})"
+        words = self._last_words()
+        return Failed(stage, f"{what}: {words}" if words else what)
+
+    def _last_words(self) -> str:
+        """The last line that the child printed: for a Python process, the exception that ended it."""
+        with self._log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read()[-4096:].decode(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
 
 
 def serve(answer: Callable[[Mapping[str, Any], Callable[[str], None]], Mapping[str, Any]], arguments: Sequence[str]) -> None:
