@@ -23,7 +23,7 @@ def scalar(name: str, dtype: str = "float32") -> Param:
     return Param(name, dtype, None)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def compile_kernel(count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1) -> bytes:
     """Bytes of an ``executable.so`` for a number of parameters, of which a mask says the outputs."""
     import tvm_ffi

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import CallError
 from ..manifest import Param, Variant
 from .dispatch import Argument, Place, given_params
-from .frameworks import Framework, Function, framework_of
+from .frameworks import Allocate, Framework, Function, framework_of
 
 __all__ = ["Caller", "Described", "ProbeTable", "describe", "make_caller"]
 
@@ -29,12 +29,14 @@ class Described:
         device: DLPack type and ordinal of the tensors' common device; None without a tensor.
         framework: Framework of the first tensor: it allocates the outputs.
         like: The first tensor.
+        position: Its position.
     """
 
     arguments: tuple[Argument, ...]
     device: tuple[int, int] | None
     framework: Framework | None
     like: Any
+    position: int
 
 
 class ProbeTable(dict[type, Callable[[Any], Hashable]]):
@@ -42,11 +44,13 @@ class ProbeTable(dict[type, Callable[[Any], Hashable]]):
 
     Args:
         strides: Whether some variant of the kernel tells layouts apart.
+        dtypes: Whether some variant of the kernel tells dtypes apart.
     """
 
-    def __init__(self, strides: bool) -> None:
+    def __init__(self, strides: bool, dtypes: bool) -> None:
         super().__init__()
         self.strides = strides
+        self.dtypes = dtypes
 
     def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
         framework = framework_of(kind)
@@ -56,7 +60,7 @@ class ProbeTable(dict[type, Callable[[Any], Hashable]]):
                 "is neither a tensor (torch, numpy, or with __dlpack__) nor a number",
                 "Pass tensors, and Python numbers for scalars.",
             )
-        probe = self[kind] = framework.strided_probe if self.strides else framework.probe
+        probe = self[kind] = framework.probe_for(self.strides, self.dtypes)
         return probe
 
 
@@ -88,8 +92,8 @@ def describe(where: str, args: Sequence[Any], strides: bool) -> Described:
                 "Move all tensors to one device.",
             )
     if first is None:
-        return Described(tuple(arguments), None, None, None)
-    return Described(tuple(arguments), first[1], first[2], first[3])
+        return Described(tuple(arguments), None, None, None, -1)
+    return Described(tuple(arguments), first[1], first[2], first[3], first[0])
 
 
 def make_caller(where: str, variant: Variant, function: Function, call: Described, args: Sequence[Any]) -> Caller:
@@ -138,9 +142,7 @@ def _allocating(where: str, variant: Variant, function: Function, call: Describe
     if call.framework is None:
         raise CallError(where, "no argument is a tensor, so outputs have no device", "Pass the outputs too.")
     sizes, late = _bind(variant, call.arguments)
-    makers: list[Callable[[tuple[Any, ...]], Any]] = []
-    for i in out_idx:
-        makers.append(_output_maker(where, params[i], call, sizes, late))
+    makers = [_output_maker(where, params[i], call, sizes, late) for i in out_idx]
     if len(makers) == 1 and out_idx[0] == len(params) - 1:
         make = makers[0]
 
@@ -163,27 +165,31 @@ def _allocating(where: str, variant: Variant, function: Function, call: Describe
 
 def _output_maker(
     where: str, param: Param, call: Described, sizes: Mapping[str, int], late: Mapping[str, int]
-) -> Callable[[tuple[Any, ...]], Any]:
+) -> Allocate:
     """A function from a call's arguments to a new output; only a size that a scalar gives depends on them."""
     assert call.framework is not None
-    unknown = [s for s in (param.shape or ()) if isinstance(s, str) and s not in sizes and s not in late]
-    if unknown or param.shape is None:
+    shape = param.shape or ()
+    unknown = [s for s in shape if isinstance(s, str) and s not in sizes and s not in late]
+    if unknown:
         raise CallError(
             where,
             f"the inputs do not give the size {', '.join(unknown)} of the output {param.name}",
             "Pass the outputs too, after the inputs.",
         )
-    try:
-        allocate = call.framework.allocator(bind_strides(param, sizes), call.like)
-    except CallError as error:
-        raise CallError(f"{where}: {error.where}", error.what, error.remedy) from None
-    if not any(s in late for s in param.shape):
-        fixed = tuple(sizes[s] if isinstance(s, str) else s for s in param.shape)
-        return lambda args: allocate(fixed)
-    shape = param.shape
-    return lambda args: allocate(
-        tuple((int(args[late[s]]) if s in late else sizes[s]) if isinstance(s, str) else s for s in shape)
-    )
+    allocator, bound = call.framework.allocator, bind_strides(param, sizes)
+
+    def fixed(scalars: Mapping[str, int], like: Any) -> Allocate:
+        known = {**sizes, **scalars}
+        try:
+            return allocator(bound, like, tuple(known[s] if isinstance(s, str) else s for s in shape))
+        except CallError as error:
+            raise CallError(f"{where}: {error.where}", error.what, error.remedy) from None
+
+    scalars = {s: late[s] for s in shape if isinstance(s, str) and s in late}
+    if not scalars:
+        return fixed({}, call.like)
+    position = call.position
+    return lambda args: fixed({name: int(args[i]) for name, i in scalars.items()}, args[position])(args)
 
 
 def bind_strides(param: Param, sizes: Mapping[str, int]) -> Param:
@@ -195,14 +201,16 @@ def bind_strides(param: Param, sizes: Mapping[str, int]) -> Param:
 
 def _bind(variant: Variant, arguments: Sequence[Argument]) -> tuple[dict[str, int], dict[str, int]]:
     """Symbolic sizes that the inputs' shapes give, and for those that a scalar gives its position in the call."""
+    given = given_params(variant, len(arguments)) or ()
     sizes: dict[str, int] = {}
     late: dict[str, int] = {}
-    for position, (param, argument) in enumerate(zip(given_params(variant, len(arguments)) or (), arguments)):
+    for position, (param, argument) in enumerate(zip(given, arguments, strict=True)):
         if argument.shape is None:
             late[param.name] = position
             continue
-        pairs = list(zip(param.shape or (), argument.shape))
-        pairs += zip(param.strides or (), argument.strides or ())
+        pairs = list(zip(param.shape or (), argument.shape, strict=True))
+        if param.strides is not None and argument.strides is not None:
+            pairs += zip(param.strides, argument.strides, strict=True)
         for want, got in pairs:
             if isinstance(want, str):
                 sizes.setdefault(want, got)

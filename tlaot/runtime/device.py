@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import cache
 
 from ..errors import LoadError
 
@@ -14,7 +14,7 @@ _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 
 
-@lru_cache(maxsize=None)
+@cache
 def cuda_capability(ordinal: int) -> tuple[int, int]:
     """Compute capability of a CUDA device.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from ..errors import CallError, DispatchError
@@ -156,7 +156,7 @@ def _mismatches(
         yield "count", f"takes {expected} arguments, got {len(arguments)}"
         return
     sizes: dict[str, int] = {}
-    for position, (param, argument) in enumerate(zip(given, arguments)):
+    for position, (param, argument) in enumerate(zip(given, arguments, strict=True)):
         what = f"argument {position} ({param.name})"
         for kind, text in _argument_mismatches(param, argument, sizes):
             yield kind, f"{what} {text}"
@@ -197,12 +197,9 @@ def _argument_mismatches(param: Param, argument: Argument, sizes: dict[str, int]
         yield "shape", f"has shape {_spell_sizes(argument.shape)}, expected {_spell_sizes(expected)}"
     elif param.strides is not None and argument.strides is not None and 0 not in argument.shape:
         # The stride of a dimension of size one addresses nothing.
-        pairs = [(want, got) for want, got, n in zip(param.strides, argument.strides, argument.shape) if n != 1]
-        if not _sizes_fit([want for want, _ in pairs], [got for _, got in pairs], sizes):
-            yield (
-                "strides",
-                f"has strides {_spell_sizes(argument.strides)}, expected {_spell_sizes(param.strides)}",
-            )
+        told = [i for i, n in enumerate(argument.shape) if n != 1]
+        if not _sizes_fit([param.strides[i] for i in told], [argument.strides[i] for i in told], sizes):
+            yield "strides", f"has strides {_spell_sizes(argument.strides)}, expected {_spell_sizes(param.strides)}"
 
 
 def scalar_fits(dtype: str, python_type: str) -> bool:
@@ -217,7 +214,7 @@ def scalar_fits(dtype: str, python_type: str) -> bool:
 def _sizes_fit(expected: Sequence[int | str], found: Sequence[int], sizes: dict[str, int]) -> bool:
     if len(expected) != len(found):
         return False
-    for want, got in zip(expected, found):
+    for want, got in zip(expected, found, strict=True):
         if (sizes.setdefault(want, got) if isinstance(want, str) else want) != got:
             return False
     return True
@@ -305,10 +302,12 @@ def _remedy(place: Place, rejected: Sequence[Rejection]) -> str:
     if frozenset({"factory"}) in only:
         return "Name factory arguments with values that were packaged."
     near = min(rejected, key=lambda r: len(r.reasons)).variant
-    return f"Nearest is {_spell_workload(near)}: pad to it, or add the shape to tltune.toml and build the package again."
+    return (
+        f"Nearest is {_spell_workload(near)}: pad to it, or add the shape to tltune.toml and build the package again."
+    )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _target(text: str) -> Target:
     return parse_target(text, "manifest")
 

@@ -81,6 +81,8 @@ class Kernels:
             name: Kernel(f"{manifest.package}.{name}", name, kernel.variants, folder)
             for name, kernel in sorted(manifest.kernels.items())
         }
+        # As plain attributes: __getattr__ costs half a microsecond a call.
+        vars(self).update({name: k for name, k in self._kernels.items() if not hasattr(type(self), name)})
 
     def __getattr__(self, name: str) -> Kernel:
         # Called for names that are not attributes; looking them up in a half-made object must not recurse.
@@ -128,8 +130,10 @@ class Kernel:
         self._folder = folder
         self._modules: dict[str, Any] = {}
         self._strides = any(p.strides is not None for v in variants for p in v.params)
-        self._probes = ProbeTable(self._strides)
+        self._probes = ProbeTable(self._strides, dtypes=_tell_by_dtype(variants))
         self._callers: dict[Hashable, Caller] = {}
+        # The previous call's key and caller, replaced as one so that threads never mix two calls.
+        self._last: tuple[Any, Caller] = None, _no_caller
 
     def __call__(self, *args: Any, **factory_args: Any) -> Any:
         """Run the kernel.
@@ -151,13 +155,20 @@ class Kernel:
             LoadError: The variant's file or the device cannot be used on this machine.
         """
         probes = self._probes
-        key: Any = tuple([probes[type(x)](x) for x in args])
+        key: Any = [probes[type(x)](x) for x in args]
         if factory_args:
-            key = key, repr(sorted(factory_args.items()))
-        caller = self._callers.get(key)
-        if caller is None:
-            caller = self._first_call(key, args, factory_args)
-        return caller(args)
+            key.append(repr(sorted(factory_args.items())))
+        # Comparing with the previous call's key costs less than hashing this one.
+        last, caller = self._last
+        if key != last:
+            caller = self._caller(tuple(key), args, factory_args)
+            self._last = key, caller
+        try:
+            return caller(args)
+        except (TypeError, ValueError, RuntimeError, BufferError):
+            # Refused by the FFI or by the kernel's own checks, or raised above them: say it in our words if we can.
+            self._pick(describe(self._where, args, self._strides), factory_args)
+            raise
 
     def resolve(self, *args: Any, **factory_args: Any) -> Variant:
         """The variant that a call with these arguments runs; raises what the call would."""
@@ -169,7 +180,10 @@ class Kernel:
         more = f" and {len(self.variants) - 1} more" if len(self.variants) > 1 else ""
         return f"<tlaot.Kernel {self._where}{signature}{more}; {targets or 'no target'}>"
 
-    def _first_call(self, key: Hashable, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> Caller:
+    def _caller(self, key: Hashable, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> Caller:
+        caller = self._callers.get(key)
+        if caller is not None:
+            return caller
         call = describe(self._where, args, self._strides)
         variant = self._pick(call, factory_args)
         caller = make_caller(self._where, variant, self._module(variant)[_CALL], call, args)
@@ -213,6 +227,15 @@ class Kernel:
                 path, digest = _executable_of(self._folder, variant)
                 module = self._modules[variant.path] = _load_module(path, digest)
         return module
+
+
+def _no_caller(args: tuple[Any, ...]) -> Any:
+    raise AssertionError("no call has been described yet")
+
+
+def _tell_by_dtype(variants: Sequence[Variant]) -> bool:
+    """Whether dispatch needs the arguments' dtypes; where it does not, the kernel's own check of them is enough."""
+    return len({tuple(p.dtype for p in v.params) for v in variants}) > 1
 
 
 def _executable_of(folder: Path, variant: Variant) -> tuple[Path, FileDigest]:
