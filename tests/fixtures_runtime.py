@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 from tlaot.manifest import FOLDER, FileDigest, Kernel, Manifest, Param, Variant, digest_of, dumps
 
-SOURCE = Path(__file__).parent / "native_fixture" / "elementwise.c"
+SOURCES = Path(__file__).parent / "native_fixture"
 
 
 def tensor(name: str, *shape: int | str, dtype: str = "float32", **rest: Any) -> Param:
@@ -23,19 +24,23 @@ def scalar(name: str, dtype: str = "float32") -> Param:
     return Param(name, dtype, None)
 
 
-@functools.cache
 def compile_kernel(count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1) -> bytes:
     """Bytes of an ``executable.so`` for a number of parameters, of which a mask says the outputs."""
+    return compile_source("elementwise.c", COUNT=count, OUT_MASK=out_mask, LEVEL=level, LABEL=label, ALIGN=align)
+
+
+@functools.cache
+def compile_source(source: str, **defines: int) -> bytes:
+    """Bytes of a shared library made of one of the C files in ``native_fixture``."""
     import tvm_ffi
 
     include = Path(tvm_ffi.__file__).parent / "include"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "executable.so"
-        defines = {"COUNT": count, "OUT_MASK": out_mask, "LEVEL": level, "LABEL": label, "ALIGN": align}
         subprocess.run(
-            ["gcc", "-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{include}", str(SOURCE)]
+            ["gcc", "-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{include}", str(SOURCES / source)]
             + [f"-D{name}={value}" for name, value in defines.items()]
-            + ["-Wl,-z,nodelete", "-o", str(out)],
+            + ["-lm", "-Wl,-z,nodelete", "-o", str(out)],
             check=True,
         )
         return out.read_bytes()
@@ -87,6 +92,4 @@ def write_package(
 
 
 def with_files(one: Variant, files: Mapping[str, FileDigest]) -> Variant:
-    import dataclasses
-
     return dataclasses.replace(one, files=dict(files))
