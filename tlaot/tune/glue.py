@@ -183,10 +183,10 @@ def _kernels(kernels: Sequence[DeviceKernel], kernel_name: str) -> list[str]:
         lines.append(f"static const tlaot_arg args_{i}[] = {{{', '.join(args) or '{0}'}}};")
         lines.append(f"static const uint8_t launch_{i}[] = {{{codes}}};")
         rows.append(
-            f"  {{{_quote(kernel.name)}, args_{i}, launch_{i}, {len(args)}, {len(values)}, "
+            f"  {{{{tlaot_launch}}, {_quote(kernel.name)}, args_{i}, launch_{i}, {len(args)}, {len(values)}, "
             f"{int('cooperative' in kernel.launch)}, {int('pdl' in kernel.launch)}}},"
         )
-    lines += ["const tlaot_device_kernel tlaot_kernels[] = {", *rows, "  {0},", "};"]
+    lines += ["const tlaot_device_kernel tlaot_kernels[] = {", *rows, "  {{0}},", "};"]
     lines.append(f"const int32_t tlaot_num_kernels = {len(kernels)};")
     lines.append(f"tlaot_kernel_state tlaot_kernel_states[{max(len(kernels), 1)}];")
     return lines

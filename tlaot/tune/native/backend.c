@@ -46,7 +46,7 @@ int tlaot_invoke(void *function, TVMFFIAny *args, int32_t num_args, TVMFFIAny *r
   result->type_index = kTVMFFIInt; /* TileLang's tensor map functions answer a CUresult; here 0 or an error */
   result->zero_padding = 0;
   result->v_int64 = 0;
-  return named->call(named->self, args, num_args);
+  return named->call(named, args, num_args);
 }
 
 TLAOT_HIDDEN void *TVMBackendAllocWorkspace(int device_type, int device_id, uint64_t size, int code, int bits) {

@@ -61,7 +61,14 @@ typedef struct {
   uint16_t align;
 } tlaot_arg;
 
+/* A function that generated host code calls by name; `call` gets the function itself as its first argument. */
+typedef struct tlaot_function tlaot_function;
+struct tlaot_function {
+  int (*call)(const tlaot_function *self, const TVMFFIAny *args, int32_t num_args);
+};
+
 typedef struct {
+  tlaot_function function;
   const char *name;
   const tlaot_arg *args;
   const uint8_t *launch;
@@ -89,12 +96,8 @@ extern const unsigned char tlaot_image[] TLAOT_HIDDEN;
 /* entry.c */
 int tlaot_fail(const char *kind, const char *format, ...) TLAOT_HIDDEN __attribute__((format(printf, 2, 3)));
 
-/* backend.c or cuda.c: a function that generated host code may call by name. */
-typedef int (*tlaot_named)(const void *self, const TVMFFIAny *args, int32_t num_args);
-typedef struct {
-  tlaot_named call;
-  const void *self;
-} tlaot_function;
+/* backend.c, and cuda.c */
+int tlaot_launch(const tlaot_function *self, const TVMFFIAny *args, int32_t num_args) TLAOT_HIDDEN;
 const tlaot_function *tlaot_find(const char *name) TLAOT_HIDDEN;
 int tlaot_lookup(void *ctx, const char *name, void **out) TLAOT_HIDDEN;
 int tlaot_invoke(void *function, TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) TLAOT_HIDDEN;
