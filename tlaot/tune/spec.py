@@ -165,13 +165,13 @@ def read_spec(path: Path) -> Spec:
     tables = body.get("kernel", [])
     if not isinstance(tables, list) or not tables:
         raise SpecError(where, "declares no kernel", "Add a [[kernel]] table (two pairs of brackets).")
-    kernels = tuple(_read_kernel(table, index, defaults, optional, where) for index, table in enumerate(tables))
+    kernels = tuple(_read_kernel(table, index, defaults, where) for index, table in enumerate(tables))
     _refuse_overlap(kernels)
     devices = _read_devices(_table(body, "target", where), where)
     spec = Spec(path, package, kernels, devices, optional)
-    for target in devices:
+    for place, target in [(f'[target."{t}"]', t) for t in devices] + [("[tlaot] when-available", str(t)) for t in optional]:
         if target not in spec.targets:
-            raise SpecError(f'{where} [target."{target}"]', "no kernel is built for this target", f"Targets in use: {', '.join(spec.targets)}.")
+            raise SpecError(f"{where} {place}", f"no kernel is built for {target}", f"Targets in use: {', '.join(spec.targets)}.")
     return spec
 
 
@@ -191,7 +191,7 @@ _KERNEL_KEYS = (
 
 
 def _read_kernel(
-    table: Any, index: int, defaults: tuple[Target, ...], optional: tuple[Target, ...], file: str
+    table: Any, index: int, defaults: tuple[Target, ...], file: str
 ) -> KernelSpec:
     where = f"{file} [[kernel]] #{index + 1}"
     if not isinstance(table, dict):
@@ -219,7 +219,7 @@ def _read_kernel(
         name=name,
         frontend=frontend,
         factory=_required_callable(keys, "factory", where),
-        targets=_kernel_targets(keys, frontend, defaults, optional, where),
+        targets=_kernel_targets(keys, frontend, defaults, where),
         shapes=_read_shapes(keys.get("shapes"), where),
         configs=_read_configs(keys, where),
         where=where,
@@ -236,7 +236,7 @@ def _read_kernel(
 
 
 def _kernel_targets(
-    keys: Mapping[str, Any], frontend: str, defaults: tuple[Target, ...], optional: tuple[Target, ...], where: str
+    keys: Mapping[str, Any], frontend: str, defaults: tuple[Target, ...], where: str
 ) -> tuple[Target, ...]:
     kinds = FRONTEND_TARGETS[frontend]
     if "targets" in keys:
@@ -246,7 +246,7 @@ def _kernel_targets(
                 raise SpecError(f"{where} targets", f"frontend {frontend!r} cannot build {target}", f"It builds: {', '.join(kinds)}.")
     else:
         # A default list serves kernels of several frontends; each takes what it can build.
-        targets = tuple(t for t in dict.fromkeys(defaults + optional) if t.kind in kinds)
+        targets = tuple(target for target in defaults if target.kind in kinds)
     if not targets:
         raise SpecError(f"{where} targets", "no target is declared that its frontend builds", f"frontend {frontend!r} builds: {', '.join(kinds)}.")
     return targets
