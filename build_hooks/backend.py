@@ -30,7 +30,7 @@ class Backend(_BuildMetaBackend):
         """What the declared targets need, beside the requirements of setuptools."""
         with _hook(config_settings) as settings:
             base = super().get_requires_for_build_wheel(config_settings)
-            return base if settings.tune == "off" else [*base, *requirements_of(_read_spec(), settings)]
+            return base if settings.tune == "off" else [*base, *requirements_of(_read_spec(), settings, os.environ)]
 
     def get_requires_for_build_editable(self, config_settings: ConfigSettings = None) -> list[str]:
         """An editable install tunes nothing and needs nothing more."""

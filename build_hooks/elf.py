@@ -59,6 +59,8 @@ def _parse(data: bytes) -> Elf:
     dynamic: dict[int, list[int]] = {}
     for index in range(phnum):
         kind, _, offset, address, _, size = struct.unpack_from("<IIQQQQ", data, phoff + index * phentsize)
+        if offset + size > len(data):
+            raise ValueError(f"segment {index} ends past the end of the file")
         if kind == _PT_LOAD:
             loads.append((address, offset, size))
         elif kind == _PT_DYNAMIC:

@@ -6,15 +6,16 @@ repeated here because the in-tree backend builds tlaot before there is metadata 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from ..tune.spec import KernelSpec, Spec
+    from ..target import Target
+    from ..tune.spec import Spec
 
-__all__ = ["FRONTEND_REQUIRES", "requirements_of"]
+__all__ = ["FRONTEND_REQUIRES", "NVCC_REQUIRES", "requirements_of"]
 
 FRONTEND_REQUIRES: dict[str, tuple[str, ...]] = {
     "tvm": ("apache-tvm>=0.25.0.post1,<0.28", "numpy"),
@@ -22,23 +23,40 @@ FRONTEND_REQUIRES: dict[str, tuple[str, ...]] = {
 }
 
 
-def requirements_of(spec: Spec, settings: Settings) -> list[str]:
-    """Requirements of the frontends whose kernels this build compiles.
+# nvcc with the headers that device code includes; some 300 MB, so only where the machine has no CUDA toolkit.
+NVCC_REQUIRES = ("nvidia-cuda-nvcc>=13", "nvidia-cuda-runtime>=13", "nvidia-cuda-cccl>=13")
+
+
+def requirements_of(spec: Spec, settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """Requirements of the frontends and targets that this build compiles.
 
     A target that the spec builds only ``when-available`` is not made available by a download of gigabytes,
     unless the settings name it.
     """
     if settings.tune == "off":
         return []
-    frontends = dict.fromkeys(kernel.frontend for kernel in spec.kernels if _is_built(kernel, spec, settings))
-    return _unique(text for frontend in frontends for text in FRONTEND_REQUIRES[frontend])
+    needed: dict[str, None] = {}
+    for kernel in spec.kernels:
+        targets = [target for target in kernel.targets if _is_built(target, spec, settings)]
+        if targets:
+            needed |= dict.fromkeys(FRONTEND_REQUIRES[kernel.frontend])
+        if any(target.is_cuda for target in targets) and not _has_nvcc(environ):
+            needed |= dict.fromkeys(NVCC_REQUIRES)
+    return list(needed)
 
 
-def _is_built(kernel: KernelSpec, spec: Spec, settings: Settings) -> bool:
+def _is_built(target: Target, spec: Spec, settings: Settings) -> bool:
     if settings.targets is not None:
-        return any(str(target) in settings.targets for target in kernel.targets)
-    return any(target not in spec.when_available for target in kernel.targets)
+        return str(target) in settings.targets
+    return target not in spec.when_available
 
 
-def _unique(texts: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
+def _has_nvcc(environ: Mapping[str, str]) -> bool:
+    from ..errors import BuildError
+    from ..tune.toolchain import find_nvcc
+
+    try:
+        find_nvcc(environ)
+    except BuildError:
+        return False
+    return True
