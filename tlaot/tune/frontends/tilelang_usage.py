@@ -1,8 +1,8 @@
 """Facts about a TileLang kernel's parameters: shapes, strides, what is written, what alignment is assumed.
 
 Usage is read from the IR that TileLang's CUDA code generator consumes. There a vector access is a load or store of
-several lanes, which becomes one machine access of that many bytes and needs the address to be a multiple of it (PTX ISA,
-"Addresses as Operands"); offsets are proved to be multiples by TileLang's vectorizer, so the condition falls on the
+several lanes, which becomes one machine access of that many bytes and needs the address to be a multiple of it (PTX
+ISA, "Addresses as Operands"); offsets are proved to be multiples by TileLang's vectorizer, so the condition falls on the
 first element's address.
 """
 
@@ -232,9 +232,10 @@ def _element_bytes(dtype: Any) -> int:
 
 
 def symbols_of(params: Sequence[Param]) -> list[str]:
-    """Symbolic sizes in the order of their first use: shapes, then strides, parameter by parameter."""
-    sizes = [size for p in params for size in (*(p.shape or ()), *(p.strides or ())) if isinstance(size, str)]
-    return list(dict.fromkeys(sizes))
+    """Symbolic sizes in the order in which a plain entry takes them: of the shapes, then of the strides."""
+    sizes = [size for param in params for size in param.shape or ()]
+    sizes += [size for param in params for size in param.strides or ()]
+    return list(dict.fromkeys(size for size in sizes if isinstance(size, str)))
 
 
 def constant(value: Any) -> int | None:
