@@ -62,10 +62,11 @@ def plan_source(lowered: Lowered, target: Target, kernel_name: str) -> str:
     parts += _tables(lowered.params, symbols, kernel_name)
     names = ", ".join(map(_quote, symbols)) or "0"
     parts.append(f"static const char *const symbols[] = {{{names}}};")
+    dims = sum(len(param.shape) for param in lowered.params if param.shape)
     rank = 0 if target.is_cuda else target.cpu_rank
     parts.append(
         f"const tlaot_plan tlaot_the_plan = {{{_quote(kernel_name)}, {_quote(str(target))}, params, symbols, "
-        f"{len(lowered.params)}, {len(symbols)}, {target.device_type}, {rank}}};"
+        f"{len(lowered.params)}, {len(symbols)}, {dims}, {target.device_type}, {rank}}};"
     )
     parts += _host_call(lowered, symbols, kernel_name)
     if target.is_cuda:

@@ -186,7 +186,7 @@ def _host_object(lowered: Lowered, target: Target, where: str, work: Path, host:
         (work / "host_kernel.c").write_text(lowered.host_source, encoding="utf-8")
         flags = [
             "-std=gnu11",
-            "-O2" if target.is_cuda else "-O3",
+            "-Os" if target.is_cuda else "-O3",
             "-w",
             *level,
             *_includes(where),

@@ -97,7 +97,9 @@ static int bind_extent(const tlaot_plan *plan, int i, const char *what, int axis
                 plan->symbols[extent.symbol], (long long)*bound, (long long)got);
 }
 
-static int check_layout(const tlaot_plan *plan, int i, const DLTensor *tensor, int64_t *sizes, bool *empty) {
+/* `strides` receives what the host code sees: as declared, also where a dimension of size 1 has any stride. */
+static int check_layout(const tlaot_plan *plan, int i, const DLTensor *tensor, int64_t *sizes, int64_t *strides,
+                        bool *empty) {
   const tlaot_param *param = &plan->params[i];
   *empty = false;
   for (int d = 0; d < param->ndim; d++) {
@@ -107,24 +109,28 @@ static int check_layout(const tlaot_plan *plan, int i, const DLTensor *tensor, i
   int64_t compact = 1;
   for (int d = param->ndim - 1; d >= 0; d--) {
     int64_t size = tensor->shape[d], got = tensor->strides ? tensor->strides[d] : compact;
-    /* The stride of a dimension of size 1 is never used, but a symbolic one must get a value. */
-    if (param->strides && param->strides[d].symbol >= 0 && (size > 1 || sizes[param->strides[d].symbol] == INT64_MIN)) {
-      if (bind_extent(plan, i, "strides", d, param->strides[d], got, sizes)) return -1;
-    } else if (size > 1 && !*empty) {
-      tlaot_extent expected = {compact, -1};
-      if (param->strides) expected = param->strides[d];
-      if (expected.symbol < 0 && got != expected.value)
-        return REFUSE("ValueError", plan, i, "strides[%d] does not fit (%s), expected %lld, got %lld", d,
-                      param->strides ? "in elements" : "the tensor must be contiguous", (long long)expected.value,
-                      (long long)got);
-    }
+    tlaot_extent expected = {compact, -1};
+    if (param->strides) expected = param->strides[d];
     compact *= size;
+    if (expected.symbol >= 0) {
+      /* The stride of a dimension of size 1 is never used, but a symbolic one must get a value. */
+      if (size > 1 || sizes[expected.symbol] == INT64_MIN) {
+        if (bind_extent(plan, i, "strides", d, expected, got, sizes)) return -1;
+      }
+      strides[d] = sizes[expected.symbol];
+      continue;
+    }
+    if (size > 1 && !*empty && got != expected.value)
+      return REFUSE("ValueError", plan, i, "strides[%d] does not fit (%s), expected %lld, got %lld", d,
+                    param->strides ? "in elements" : "the tensor must be contiguous", (long long)expected.value,
+                    (long long)got);
+    strides[d] = expected.value;
   }
   return 0;
 }
 
-static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, int64_t *sizes, int32_t *device,
-                        bool *empty) {
+static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, int64_t *sizes, int64_t *strides,
+                        int32_t *device, bool *empty) {
   const tlaot_param *param = &plan->params[i];
   char expected[48], got[48];
   if (tensor->device.device_type != (DLDeviceType)plan->device_type)
@@ -142,7 +148,7 @@ static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, i
     return REFUSE("ValueError", plan, i, "tensors on several devices, expected %s:%d, got %s:%d",
                   device_name(plan->device_type), (int)*device, device_name(plan->device_type),
                   (int)tensor->device.device_id);
-  if (check_layout(plan, i, tensor, sizes, empty)) return -1;
+  if (check_layout(plan, i, tensor, sizes, strides, empty)) return -1;
   uintptr_t address = (uintptr_t)tensor->data + tensor->byte_offset;
   if (*empty || param->align <= 1) return 0;
   if (address % param->align)
@@ -151,10 +157,10 @@ static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, i
   return 0;
 }
 
-/* Checks all arguments; `tensors` and `normal` receive what the host code gets: plain DLTensors with no byte offset, and
- * no strides where the kernel takes a compact tensor. */
+/* Checks all arguments; `normal`, `tensors` and `strides` receive what the host code gets: plain DLTensors with no byte
+ * offset and with explicit strides (TVM takes missing strides for compact, TileLang for ones). */
 static int check_arguments(const tlaot_plan *plan, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *normal,
-                           DLTensor *tensors, int64_t *sizes, int32_t *device, bool *no_work) {
+                           DLTensor *tensors, int64_t *strides, int64_t *sizes, int32_t *device, bool *no_work) {
   int written = 0, written_empty = 0;
   if (num_args != plan->num_params)
     return tlaot_fail("TypeError", "%s: wrong number of arguments, expected %d, got %d", plan->kernel,
@@ -172,13 +178,14 @@ static int check_arguments(const tlaot_plan *plan, const TVMFFIAny *args, int32_
     if ((type != kTVMFFITensor && type != kTVMFFIDLTensorPtr) || tensor == NULL)
       return REFUSE("TypeError", plan, i, "wrong kind, expected a tensor, got %s", kind_name(type));
     bool empty;
-    if (check_tensor(plan, i, tensor, sizes, device, &empty)) return -1;
+    if (check_tensor(plan, i, tensor, sizes, strides, device, &empty)) return -1;
     written += param->written;
     written_empty += param->written && empty;
     tensors[i] = *tensor;
     if (tensor->data != NULL) tensors[i].data = (char *)tensor->data + tensor->byte_offset;
     tensors[i].byte_offset = 0;
-    if (param->strides == NULL) tensors[i].strides = NULL;
+    tensors[i].strides = strides;
+    strides += param->ndim;
     normal[i].type_index = kTVMFFIDLTensorPtr;
     normal[i].zero_padding = 0;
     normal[i].v_ptr = &tensors[i];
@@ -244,7 +251,7 @@ TLAOT_EXPORT int32_t __tvm_ffi_tlaot_call(void *self, const TVMFFIAny *args, int
   const tlaot_plan *plan = &tlaot_the_plan;
   TVMFFIAny normal[plan->num_params + 1];
   DLTensor tensors[plan->num_params + 1];
-  int64_t sizes[plan->num_symbols + 1];
+  int64_t sizes[plan->num_symbols + 1], strides[plan->num_dims + 1];
   int32_t device = -1;
   bool no_work;
   (void)self;
@@ -255,7 +262,7 @@ TLAOT_EXPORT int32_t __tvm_ffi_tlaot_call(void *self, const TVMFFIAny *args, int
 #ifdef TLAOT_CPU
   if (require_cpu_level(plan)) return -1;
 #endif
-  if (check_arguments(plan, args, num_args, normal, tensors, sizes, &device, &no_work)) return -1;
+  if (check_arguments(plan, args, num_args, normal, tensors, strides, sizes, &device, &no_work)) return -1;
   if (no_work) return 0;
 #ifdef TLAOT_CPU
   return tlaot_host(normal, sizes);

@@ -40,6 +40,7 @@ typedef struct {
   const char *const *symbols;
   int32_t num_params;
   int32_t num_symbols;
+  int32_t num_dims; /* of all tensors together */
   int32_t device_type; /* DLPack */
   int32_t cpu_rank;    /* 1..4; 0 for CUDA */
 } tlaot_plan;
