@@ -116,7 +116,7 @@ def make_inputs(variant: Variant) -> list[Any]:
     for position, param in enumerate(variant.params):
         if position in variant.out_idx:
             continue
-        values = random.standard_normal(param.shape, dtype=np.float32)
+        values = np.asarray(random.standard_normal(param.shape), dtype=np.float32)
         if variant.target.startswith("cuda"):
             import torch
 

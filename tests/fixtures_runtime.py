@@ -24,9 +24,13 @@ def scalar(name: str, dtype: str = "float32") -> Param:
     return Param(name, dtype, None)
 
 
-def compile_kernel(count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1) -> bytes:
+FLOAT32 = 2 * 256 + 32
+
+
+def compile_kernel(count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1, dtype: int = 0) -> bytes:
     """Bytes of an ``executable.so`` for a number of parameters, of which a mask says the outputs."""
-    return compile_source("elementwise.c", COUNT=count, OUT_MASK=out_mask, LEVEL=level, LABEL=label, ALIGN=align)
+    defines = {"COUNT": count, "OUT_MASK": out_mask, "LEVEL": level, "LABEL": label, "ALIGN": align, "DTYPE": dtype}
+    return compile_source("elementwise.c", **defines)
 
 
 @functools.cache

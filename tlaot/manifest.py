@@ -145,7 +145,7 @@ def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
     """
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PackageError(where, f"the kernel manifest is not valid JSON ({error})", _REBUILD) from None
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
         raise PackageError(where, "the kernel manifest has no format version", _REBUILD)

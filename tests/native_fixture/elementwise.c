@@ -25,6 +25,10 @@
 #ifndef ALIGN
 #define ALIGN 1
 #endif
+/* The only dtype taken, as code * 256 + bits; 0 takes all. */
+#ifndef DTYPE
+#define DTYPE 0
+#endif
 
 static atomic_int asked;
 
@@ -49,7 +53,7 @@ static int64_t elements(const DLTensor *t) {
 
 static int compact(const DLTensor *t) {
   int64_t step = 1;
-  if (t->strides == NULL) return 1;
+  if (t->strides == NULL || elements(t) == 0) return 1;
   for (int i = t->ndim - 1; i >= 0; --i) {
     if (t->shape[i] != 1 && t->strides[i] != step) return 0;
     step *= t->shape[i];
@@ -74,6 +78,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, cons
       continue;
     }
     if (tensors[i]->device.device_type != kDLCPU) return fail("ValueError", "is not on the CPU", i);
+    if (DTYPE && tensors[i]->dtype.code * 256 + tensors[i]->dtype.bits != DTYPE) return fail("ValueError", "has another dtype", i);
     if (!compact(tensors[i])) return fail("ValueError", "is not compact", i);
     if ((uintptr_t)data_of(tensors[i]) % ALIGN) return fail("ValueError", "is not aligned", i);
     if (!(OUT_MASK >> i & 1) && first_in == NULL) first_in = tensors[i];

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -227,11 +226,15 @@ def _symbolic_sizes(variant: Variant) -> int:
 
 def _check_factory_names(where: str, variants: Sequence[Variant], factory_args: Mapping[str, Any]) -> None:
     known = sorted({name for v in variants for name in v.shape})
+    if all(name in known for name in factory_args):
+        return
+    from difflib import get_close_matches
+
     tensors = {p.name for v in variants for p in v.params}
     for name in factory_args:
         if name in known:
             continue
-        close = difflib.get_close_matches(name, known, 1)
+        close = get_close_matches(name, known, 1)
         if name in tensors:
             remedy = "Tensors and scalars are passed by position; keywords name arguments of the kernel's factory."
         elif close:

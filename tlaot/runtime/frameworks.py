@@ -233,9 +233,11 @@ def _lend(param: Param, x: Any) -> Any:
         return x
     if not x.flags.writeable and param.written:
         raise CallError(f"argument {param.name}", "is read-only, and the kernel writes it", "Pass a writable array.")
-    if x.dtype.kind in "biufc" and x.flags.writeable:
+    # 2: a dtype that another package registered, here ml_dtypes.
+    registered = x.dtype.isbuiltin == 2
+    if x.flags.writeable and not registered:
         return x
-    raw = x if x.dtype.kind in "biufc" else x.view(f"u{x.dtype.itemsize}")
+    raw = x.view(f"u{x.dtype.itemsize}") if registered else x
     interface = dict(raw.__array_interface__, data=(raw.__array_interface__["data"][0], False))
     open_view = numpy.asarray(type("Lent", (), {"__array_interface__": interface, "owner": x})())
     if raw is x:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -115,7 +114,9 @@ class Kernels:
     def _unknown(self, name: str) -> str:
         if name.startswith("__"):
             return name
-        close = difflib.get_close_matches(str(name), list(self._kernels), 1)
+        from difflib import get_close_matches
+
+        close = get_close_matches(str(name), list(self._kernels), 1)
         hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self._kernels) or 'none'}"
         return f"package {self._manifest.package} has no kernel {name!r}: {hint}"
 

@@ -1,0 +1,201 @@
+"""Which variant fits a call, and what is said when none does: pure data, no binary, no device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from fixtures_runtime import scalar, tensor, variant
+
+from tlaot.errors import CallError, DispatchError
+from tlaot.manifest import Param, Variant
+from tlaot.runtime.dispatch import Argument, Place, pick_variant, resolve
+from tlaot.target import DLPACK_CPU, DLPACK_CUDA
+
+CPU = Place(DLPACK_CPU, cpu_level=3)
+H200 = Place(DLPACK_CUDA, 0, capability=(9, 0))
+
+
+def gemm(
+    m: int | str, n: int | str, k: int | str, target: str = "llvm", dtype: str = "float32", **shape: Any
+) -> Variant:
+    params = [
+        tensor("A", m, k, dtype=dtype),
+        tensor("B", k, n, dtype=dtype),
+        tensor("C", m, n, dtype=dtype, written=True),
+    ]
+    sizes = {name: size for name, size in (("M", m), ("N", n), ("K", k)) if isinstance(size, int)}
+    return variant("gemm", params, [2], {**sizes, **shape}, target if ":" in target else f"{target}:x86-64-v3")
+
+
+def of(*shapes: tuple[int, ...], dtype: str = "float32") -> list[Argument]:
+    return [Argument(dtype, shape) for shape in shapes]
+
+
+def pick(variants: Sequence[Variant], arguments: Sequence[Argument], place: Place = CPU, **named: Any) -> Variant:
+    return pick_variant("pkg.gemm", variants, arguments, place, named)
+
+
+def test_exact_shape() -> None:
+    """The variant of exactly these sizes, outputs left out or given."""
+    small, large = gemm(4, 4, 8), gemm(8, 4, 8)
+    assert pick([small, large], of((8, 8), (8, 4))) is large
+    assert pick([small, large], of((4, 8), (8, 4), (4, 4))) is small
+
+
+def test_resolve_gives_every_reason() -> None:
+    """A variant that is wrong in several ways is rejected with all of them."""
+    accepted, rejected = resolve([gemm(4, 4, 8)], of((5, 8), (8, 4), dtype="float64"), CPU, {"M": 5})
+    assert not accepted
+    assert [kind for kind, _ in rejected[0].reasons] == ["factory", "dtype", "shape", "dtype"]
+
+
+def test_symbolic_sizes_bind_and_then_must_agree() -> None:
+    """A symbolic size takes any value, the same one wherever it stands; also 64-bit ones and zero."""
+    dynamic = gemm("m", 4, 8)
+    for m in (0, 1, 7, 2**40):
+        assert pick([dynamic], of((m, 8), (8, 4), (m, 4))) is dynamic
+    with pytest.raises(DispatchError, match=r"argument 2 \(C\) has shape \(6, 4\), expected \(7, 4\)"):
+        pick([dynamic], of((7, 8), (8, 4), (6, 4)))
+
+
+def test_an_exact_variant_goes_before_a_dynamic_one() -> None:
+    """Even one of a less specific target."""
+    exact, dynamic = gemm(4, 4, 8, "llvm:x86-64"), gemm("m", 4, 8)
+    assert pick([dynamic, exact], of((4, 8), (8, 4))) is exact
+    assert pick([dynamic, exact], of((5, 8), (8, 4))) is dynamic
+
+
+def test_the_best_cpu_level_that_runs() -> None:
+    """Best first; a level above the processor's is never run."""
+    levels = [gemm(4, 4, 8, f"llvm:{level}") for level in ("x86-64", "x86-64-v4", "x86-64-v2")]
+    for rank, best in ((4, 1), (3, 2), (2, 2), (1, 0)):
+        assert pick(levels, of((4, 8), (8, 4)), Place(DLPACK_CPU, cpu_level=rank)) is levels[best]
+    with pytest.raises(DispatchError, match=r"needs x86-64-v4, this processor has x86-64-v3\n.*add x86-64-v3"):
+        pick(levels[1:2], of((4, 8), (8, 4)), CPU)
+
+
+def test_the_most_specific_cuda_target_that_runs() -> None:
+    """Of one workload's targets the best for this device; none runs: what was built and what is here."""
+    built = [gemm(4, 4, 8, f"cuda:{arch}") for arch in ("sm_80", "sm_90a", "sm_90", "sm_100a")]
+    arguments = of((4, 8), (8, 4))
+    for capability, best in (((9, 0), 1), ((8, 0), 0), ((8, 9), 0), ((10, 0), 3)):
+        assert pick(built, arguments, Place(DLPACK_CUDA, 0, capability=capability)) is built[best]
+    with pytest.raises(DispatchError) as caught:
+        pick(built, arguments, Place(DLPACK_CUDA, 1, capability=(12, 0)))
+    assert "compute capability 12.0 (cuda:1)" in caught.value.what
+    assert "built for cuda:sm_100a, cuda:sm_80, cuda:sm_90, cuda:sm_90a: add sm_120" in caught.value.remedy
+
+
+def test_equal_workloads_of_two_frontends_go_to_the_faster() -> None:
+    """llvm and c at the same level."""
+    slow = gemm(4, 4, 8, "llvm")
+    fast = dataclasses.replace(gemm(4, 4, 8, "c"), latency={"latency": 0.5})
+    assert pick([slow, fast], of((4, 8), (8, 4))) is fast
+    assert pick([fast, slow], of((4, 8), (8, 4))) is fast
+
+
+def test_ambiguity_lists_the_names_to_pass() -> None:
+    """Equal tensors, other factory arguments: an error that names them, settled by keyword."""
+    choices = [gemm(4, 4, 8, causal=False), gemm(4, 4, 8, causal=True)]
+    with pytest.raises(CallError) as caught:
+        pick(choices, of((4, 8), (8, 4)))
+    assert str(caught.value) == (
+        "pkg.gemm: 2 packaged workloads take these tensors, and differ in causal:\n  causal=False\n  causal=True\n"
+        "Say which by keyword, for instance causal=False."
+    )
+    assert pick(choices, of((4, 8), (8, 4)), causal=True) is choices[1]
+    assert pick(choices, of((4, 8), (8, 4)), causal=False, M=4) is choices[0]
+    with pytest.raises(DispatchError, match="causal is True, asked for 1"):
+        pick(choices[1:], of((4, 8), (8, 4)), causal=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("casual", "Did you mean causal?"), ("A", "passed by position"), ("xyz", "K, M, N, causal")]
+)
+def test_unknown_factory_argument(name: str, says: str) -> None:
+    """A misspelt one is met with the nearest, a tensor's name with how tensors are passed."""
+    with pytest.raises(CallError, match=f"unknown factory argument '{name}'") as caught:
+        pick([gemm(4, 4, 8, causal=True)], of((4, 8), (8, 4)), **{name: 1})
+    assert says in caught.value.remedy
+
+
+def test_wrong_number_of_arguments_shows_the_signature() -> None:
+    """Neither all parameters nor all but the outputs."""
+    for count in (0, 1, 4):
+        with pytest.raises(CallError, match=f"got {count} arguments") as caught:
+            pick([gemm(4, 4, 8)], of(*[(4, 8)] * count))
+        assert "(A: float32[4, 8], B: float32[8, 4]) -> C: float32[4, 4]" in caught.value.remedy
+
+
+def test_every_variant_is_listed_nearest_first() -> None:
+    """With several variants none is left out."""
+    variants = [gemm(m, 4, 8) for m in range(1, 30)] + [gemm(4, 4, 8, "cuda:sm_90a", "float16")]
+    with pytest.raises(DispatchError) as caught:
+        pick(variants, of((64, 8), (8, 4)))
+    lines = caught.value.what.splitlines()
+    assert lines[0] == "no packaged variant fits (float32[64, 8], float32[8, 4]) on cpu"
+    assert len(lines) == 31
+    assert "cuda:sm_90a" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("variants", "arguments", "place", "remedy"),
+    [
+        ([gemm(4, 4, 8, "cuda:sm_90a")], of((4, 8), (8, 4)), CPU, r"\.cuda\(\)"),
+        ([gemm(4, 4, 8)], of((4, 8), (8, 4)), H200, r"\.cpu\(\)"),
+        ([gemm(4, 4, 8)], of((4, 8), (8, 4), dtype="float64"), CPU, "dtype"),
+        ([gemm(4, 4, 8)], of((5, 8), (8, 4)), CPU, "Nearest is {K=8, M=4, N=4}"),
+        ([gemm(4, 4, 8)], [*of((4, 8)), Argument("int", None)], CPU, "Python numbers"),
+        ([gemm(4, 4, 8)], of((4, 8, 1), (8, 4)), CPU, "Nearest"),
+        ([], of((4, 8)), CPU, "Build the package"),
+    ],
+)
+def test_remedies(variants: list[Variant], arguments: list[Argument], place: Place, remedy: str) -> None:
+    """Each way to miss has a way out of its own."""
+    with pytest.raises(DispatchError) as caught:
+        pick(variants, arguments, place)
+    import re
+
+    assert re.search(remedy, caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fits", "refuses"),
+    [
+        ("float32", ["float", "int"], ["bool"]),
+        ("float16", ["float", "int"], ["bool"]),
+        ("int64", ["int", "bool"], ["float"]),
+        ("uint8", ["int", "bool"], ["float"]),
+        ("bool", ["bool"], ["int", "float"]),
+    ],
+)
+def test_scalars(dtype: str, fits: list[str], refuses: list[str]) -> None:
+    """A Python number fits a scalar parameter where nothing is lost by it; a tensor never does."""
+    one = variant("scale", [tensor("X", 4), scalar("s", dtype)], [], {})
+    for kind in fits:
+        assert pick([one], [*of((4,)), Argument(kind, None)]) is one
+    for kind in refuses:
+        with pytest.raises(DispatchError, match=f"is a Python {kind}, expected {dtype}"):
+            pick([one], [*of((4,)), Argument(kind, None)])
+    with pytest.raises(DispatchError, match="is a tensor, expected a scalar"):
+        pick([one], of((4,), ()))
+
+
+def test_strides_tell_variants_apart() -> None:
+    """Row-major and transposed variants of one workload; a size of one has no stride worth comparing."""
+
+    def with_strides(*strides: int | str) -> Variant:
+        return variant("t", [Param("X", "float32", (4, 8), strides), tensor("Y", 4, written=True)], [1], {})
+
+    rows, columns = with_strides(8, 1), with_strides(1, 4)
+    assert pick([rows, columns], [Argument("float32", (4, 8), (1, 4))]) is columns
+    assert pick([rows, columns], [Argument("float32", (4, 8), (8, 1))]) is rows
+    with pytest.raises(DispatchError, match=r"has strides \(16, 1\), expected \(8, 1\)"):
+        pick([rows], [Argument("float32", (4, 8), (16, 1))])
+    padded = with_strides("ld", 1)
+    assert pick([padded], [Argument("float32", (4, 8), (16, 1))]) is padded
+    single = variant("t", [Param("X", "float32", (1, 8), (8, 1))], [], {})
+    assert pick([single], [Argument("float32", (1, 8), (999, 1))]) is single
