@@ -33,6 +33,9 @@ class Arrays(Protocol):
     def float64(self, array: Any) -> Any:
         """The values as float64, for comparing."""
 
+    def differ(self, left: Any, right: Any) -> Any:
+        """Where two tensors differ, without a conversion that loses bits."""
+
     def same_bits(self, left: Any, right: Any) -> bool: ...
 
     def check_kind(self, array: Any, param: Param) -> str | None:
@@ -72,6 +75,9 @@ class NumpyArrays:
 
     def float64(self, array: Any) -> Any:
         return self._np.asarray(array).astype(self._np.float64)
+
+    def differ(self, left: Any, right: Any) -> Any:
+        return self._np.asarray(left) != self._np.asarray(right)
 
     def same_bits(self, left: Any, right: Any) -> bool:
         return bool(left.tobytes() == right.tobytes()) if isinstance(left, self._np.ndarray) else bool(left == right)
@@ -129,6 +135,9 @@ class TorchArrays:
 
     def float64(self, array: Any) -> Any:
         return self._torch.as_tensor(array, device=self._device).double()
+
+    def differ(self, left: Any, right: Any) -> Any:
+        return left != self._torch.as_tensor(right, device=self._device)
 
     def same_bits(self, left: Any, right: Any) -> bool:
         torch = self._torch

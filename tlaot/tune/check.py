@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +49,16 @@ def compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, t
     Returns:
         Why the output is wrong, or None.
     """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of infinities and NaN: they are judged below
+        return _compare(arrays, name, dtype, actual, expected, tolerance)
+
+
+def _compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, tolerance: Tolerance) -> str | None:
     found, wanted = arrays.float64(actual), arrays.float64(expected)
     if tuple(found.shape) != tuple(wanted.shape):
         return f"output {name} has shape {tuple(found.shape)}, the reference {tuple(wanted.shape)}"
-    count = 1
-    for size in found.shape:
-        count *= int(size)
+    count = math.prod(int(size) for size in found.shape)
     if count == 0:
         return None
     nans = int((found != found).sum())
@@ -61,22 +67,24 @@ def compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, t
     default = default_tolerance(dtype)
     rtol = default if tolerance.rtol is None else tolerance.rtol
     atol = default if tolerance.atol is None else tolerance.atol
-    # Infinities are right only where the reference has the same one; inf - inf would be NaN.
-    same = found == wanted
     error = abs(found - wanted)
-    error[same] = 0.0
     bound = atol + rtol * abs(wanted)
+    # Infinities are right only where the reference has the same one: inf - inf is NaN, and inf bounds nothing.
+    error[found == wanted] = 0.0
+    bound[abs(wanted) == math.inf] = 0.0
     missed = ~(error <= bound)  # the negation also catches a NaN in the reference
+    if rtol == 0 and atol == 0:
+        missed |= arrays.differ(actual, expected)  # float64 cannot tell large integers apart
     misses = int(missed.sum())
     if misses == 0:
         return None
     worst = _worst(error, bound)
-    allowed = int(tolerance.max_mismatched_ratio * count)
-    text = f"output {name}: {misses} of {count} elements differ from the reference by more than {rtol:g} relative + {atol:g} absolute"
+    allowed = int(tolerance.max_mismatched_ratio * count) if default else 0
+    text = f"{misses} of {count} elements differ from the reference by more than {rtol:g} relative + {atol:g} absolute"
     if misses > allowed:
-        return f"{text} ({allowed} may); the worst misses by {worst:.3g} times that"
+        return f"output {name}: {text} ({allowed} may); the worst misses by {worst:.3g} times that"
     if not worst <= WORST_FACTOR:
-        return f"{text}; the worst misses by {worst:.3g} times that (at most {WORST_FACTOR:g} is allowed)"
+        return f"output {name}: {text}; the worst misses by {worst:.3g} times that (at most {WORST_FACTOR:g} is allowed)"
     return None
 
 

@@ -1,0 +1,152 @@
+"""tltune.toml: what is read, and what every mistake says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tlaot.errors import SpecError
+from tlaot.tune.spec import Spec, find_spec, multiply_out, read_spec
+
+HEAD = """
+[tlaot]
+package = "pkg"
+targets = ["llvm", "cuda:sm_90a"]
+"""
+KERNEL = """
+[[kernel]]
+name = "add"
+frontend = "tvm"
+factory = "pkg.kernels:add"
+shapes = [{ N = 1024 }]
+reference = "pkg.kernels:reference"
+"""
+
+
+def read(tmp_path: Path, text: str) -> Spec:
+    path = tmp_path / "tltune.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_spec(path)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    spec = read(tmp_path, HEAD + KERNEL)
+    (kernel,) = spec.kernels
+    assert spec.package == "pkg"
+    assert [str(target) for target in kernel.targets] == ["llvm:x86-64-v3", "cuda:sm_90a"]
+    assert kernel.configs == ({},)
+    assert kernel.check and kernel.out_idx is None
+    assert kernel.profile.backend == "auto"
+
+
+def test_the_repository_s_own_spec_is_valid() -> None:
+    root = Path(__file__).resolve().parents[1] / "tltune.toml"
+    if not root.is_file():
+        pytest.skip("the tests run without the repository around them")
+    spec = read_spec(root)
+    assert {kernel.name for kernel in spec.kernels} == {"matmul", "softmax", "rms_norm"}
+    assert "llvm:x86-64-v3" in spec.targets
+
+
+def test_a_default_target_list_gives_each_frontend_what_it_builds(tmp_path: Path) -> None:
+    spec = read(tmp_path, HEAD + KERNEL.replace('"tvm"', '"tilelang"'))
+    assert [str(target) for target in spec.kernels[0].targets] == ["cuda:sm_90a"]
+
+
+def test_hyphens_and_underscores_are_the_same(tmp_path: Path) -> None:
+    left = read(tmp_path, HEAD + KERNEL + "out-idx = [-1]\nmax-mismatched-ratio = 0\n")
+    right = read(tmp_path, HEAD + KERNEL + "out_idx = -1\nmax_mismatched_ratio = 0.0\n")
+    assert left == right
+
+
+def test_shapes_and_space_are_multiplied_out(tmp_path: Path) -> None:
+    text = HEAD + KERNEL.replace("[{ N = 1024 }]", "{ N = [1, 2], M = [3, 4] }") + "[kernel.space]\na = [1, 2]\nb = 5\n"
+    (kernel,) = read(tmp_path, text).kernels
+    assert kernel.shapes == ({"N": 1, "M": 3}, {"N": 1, "M": 4}, {"N": 2, "M": 3}, {"N": 2, "M": 4})
+    assert kernel.configs == ({"a": 1, "b": 5}, {"a": 2, "b": 5})
+
+
+def test_multiply_out_starts_with_every_first_value() -> None:
+    assert multiply_out({"a": [1, 2], "b": [3, 4]})[0] == {"a": 1, "b": 3}
+    assert multiply_out({}) == ({},)
+
+
+def test_two_entries_of_one_name_may_differ_in_target(tmp_path: Path) -> None:
+    cpu = KERNEL + 'targets = ["llvm"]\n'
+    gpu = KERNEL.replace('"tvm"', '"tilelang"')
+    assert len(read(tmp_path, HEAD + cpu + gpu).kernels) == 2
+
+
+WRONG = [
+    ("[tlaot\n", "not valid TOML", ""),
+    (KERNEL, "lacks the key 'package'", "[tlaot]"),
+    (HEAD, "declares no kernel", ""),
+    (HEAD.replace("package", "pakage") + KERNEL, "unknown key 'pakage', did you mean 'package'?", "[tlaot]"),
+    (HEAD.replace('"pkg"', '"my-pkg"') + KERNEL, "is not an import name", "package"),
+    (HEAD.replace('"llvm"', '"llvm:native"') + KERNEL, "must not depend on the machine", "targets"),
+    (HEAD.replace('"llvm"', '"rocm"') + KERNEL, "unknown target kind 'rocm'", "targets"),
+    (HEAD.replace("cuda:sm_90a", "cuda") + KERNEL, "a cuda target names an architecture", "targets"),
+    (HEAD + 'when-available = ["cuda:sm_80"]\n' + KERNEL, "no kernel is built for cuda:sm_80", "when-available"),
+    (HEAD + KERNEL.replace("factory", "factroy"), "unknown key 'factroy', did you mean 'factory'?", "(add)"),
+    (HEAD + KERNEL.replace('factory = "pkg.kernels:add"\n', ""), "lacks the key 'factory'", "(add)"),
+    (HEAD + KERNEL.replace("pkg.kernels:add", "pkg.kernels.add"), "does not name a callable", "(add) factory"),
+    (HEAD + KERNEL.replace('"tvm"', '"tmv"'), "did you mean 'tvm'?", "(add) frontend"),
+    (HEAD + KERNEL.replace('"add"', '"a b"'), "is not a Python name", "name"),
+    (HEAD + KERNEL.replace('shapes = [{ N = 1024 }]\n', ""), "names no shape", "(add) shapes"),
+    (HEAD + KERNEL.replace("[{ N = 1024 }]", "[]"), "names no shape", "(add) shapes"),
+    (HEAD + KERNEL.replace("[{ N = 1024 }]", "[{ N = [] }]"), "no shape", "(add) shapes"),
+    (HEAD + KERNEL.replace("[{ N = 1024 }]", "[3]"), "is not a table", "(add) shapes"),
+    (HEAD + KERNEL + "configs = []\n", "no configuration to try", "(add) configs"),
+    (HEAD + KERNEL + "space = { a = [] }\n", "no configuration to try", "(add) configs"),
+    (HEAD + KERNEL + "configs = [{}]\nspace = { a = 1 }\n", "both configs and space", "(add)"),
+    (HEAD + KERNEL.replace('reference = "pkg.kernels:reference"\n', ""), "has no reference", "(add)"),
+    (HEAD + KERNEL + 'rtol = "much"\n', "is not a number", "(add) rtol"),
+    (HEAD + KERNEL + "rtol = -1\n", "of zero or more", "(add) rtol"),
+    (HEAD + KERNEL + "rtol = nan\n", "of zero or more", "(add) rtol"),
+    (HEAD + KERNEL + "out-idx = 1.5\n", "is not an integer", "(add) out_idx"),
+    (HEAD + KERNEL + "out-idx = 1\nout_idx = 1\n", "a key twice", "(add)"),
+    (HEAD + KERNEL + "profile = { warm = 1 }\n", "unknown key 'warm'", "profile"),
+    (HEAD + KERNEL + 'profile = { backend = "cupti" }\n', "unknown backend", "profile"),
+    (HEAD + KERNEL + "profile = { timeout = 0 }\n", "above zero", "profile timeout"),
+    (HEAD + KERNEL + "check = 1\n", "is not true or false", "(add) check"),
+    (HEAD + KERNEL + KERNEL, "declared already by", "#2 (add)"),
+    (HEAD + KERNEL + 'targets = ["c"]\n', "cannot build c:x86-64-v3", "(add) targets"),
+    (HEAD.replace('["llvm", "cuda:sm_90a"]', '["c"]') + KERNEL, "no target is declared", "(add) targets"),
+    (HEAD + '[target."cuda:sm_80"]\nsm-count = 1\n' + KERNEL, "no kernel is built for cuda:sm_80", "[target."),
+    ("kernel = 3\n" + HEAD, "declares no kernel", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "what", "place"), WRONG, ids=[what for _, what, _ in WRONG])
+def test_a_mistake_names_file_place_and_remedy(tmp_path: Path, text: str, what: str, place: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, text)
+    assert "tltune.toml" in caught.value.where
+    assert place in caught.value.where
+    assert what in caught.value.what
+    assert caught.value.remedy
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_spec(tmp_path / "tltune.toml")
+
+
+def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "tltune.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match="not valid TOML"):
+        read_spec(path)
+
+
+def test_find_spec(tmp_path: Path) -> None:
+    assert find_spec(tmp_path) is None
+    (tmp_path / "tltune.toml").write_text("", encoding="utf-8")
+    assert find_spec(tmp_path) == tmp_path / "tltune.toml"
+    (tmp_path / "pyproject.toml").write_text('[tool.tlaot]\nspec = "other.toml"\n', encoding="utf-8")
+    with pytest.raises(SpecError, match=r"no file other\.toml"):
+        find_spec(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[tool.tlaot]\nspce = "other.toml"\n', encoding="utf-8")
+    with pytest.raises(SpecError, match="did you mean 'spec'"):
+        find_spec(tmp_path)
