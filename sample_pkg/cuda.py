@@ -12,7 +12,7 @@ import itertools
 import math
 from typing import Any
 
-import tilelang.language as T
+import tilelang.language as T  # noqa: N812
 
 __all__ = ["matmul", "matmul_configs", "rms_norm", "rms_norm_configs", "softmax", "softmax_configs"]
 
@@ -70,7 +70,7 @@ def matmul(
     """
     if N % _VECTOR or K % _VECTOR:
         raise ValueError(
-            f"matmul: rows are read 16 bytes at a time; N = {N} and K = {K} must be multiples of {_VECTOR}"
+            f"matmul: rows are read 16 bytes at a time; N = {N} and K = {K} are not multiples of {_VECTOR}"
         )
     if block_K > K:
         raise ValueError(f"matmul: block_K = {block_K} is over K = {K}")

@@ -173,7 +173,7 @@ class _Properties:
     """Stands for the object that ``torch.cuda.get_device_properties`` returns; notes what is read."""
 
     def __init__(self, device: Device, asked: Asked) -> None:
-        self._values = {
+        self._values: dict[str, tuple[str, Any]] = {
             "name": ("name", device.name),
             "major": ("capability", device.capability[0]),
             "minor": ("capability", device.capability[1]),

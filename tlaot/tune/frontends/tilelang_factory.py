@@ -6,17 +6,19 @@ lazy (returns a PrimFunc) or eager (``T.const`` and tensor annotations), with or
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import importlib
 import inspect
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-import tilelang.language as T
+import tilelang.language as T  # noqa: N812
 from tilelang.autotuner.tuner import AutoTuneImpl
 from tilelang.jit import JITImpl
 from tilelang.transform import PassConfigKey
@@ -76,16 +78,16 @@ def _jit_impl(value: Any) -> JITImpl[Any, Any, Any, Any] | None:
 
 
 def _eager_constants(factory: Callable[..., Any]) -> list[str]:
-    """Names that an eager kernel declares with ``T.const``; they are given like arguments."""
+    """Names that an eager kernel declares with ``T.const("M, N")``; they are given like arguments."""
     impl = _jit_impl(factory)
-    if impl is None or not impl.func.tensor_args and not _names_const(impl):
+    if impl is None:
         return []
-    code = inspect.unwrap(impl.func.orig_func).__code__
-    return [name for text in code.co_consts if isinstance(text, str) for name in text.replace(",", " ").split()]
-
-
-def _names_const(impl: JITImpl[Any, Any, Any, Any]) -> bool:
-    return "const" in impl.func.orig_func.__code__.co_names
+    names: list[str] = []
+    for node in ast.walk(ast.parse(textwrap.dedent(impl.func_source))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "const":
+            texts = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            names += [name for text in texts for name in text.replace(",", " ").split()]
+    return names
 
 
 def elaborate(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Elaborated:

@@ -181,7 +181,7 @@ def _bytes(dtype: str, lanes: int) -> int:
     """Alignment of one access: its size, or the largest power of two in it."""
     kind = tvm.DataType(dtype)
     size = max(1, kind.bits * kind.lanes * lanes // 8)
-    return size & -size
+    return int(size & -size)
 
 
 def params_of(func: tirx.PrimFunc, aligns: Mapping[str, int], written: set[str]) -> tuple[Param, ...]:
@@ -228,7 +228,7 @@ def _strides(buffer: tirx.Buffer) -> tuple[int | str, ...] | None:
 
 
 def _element_bytes(dtype: Any) -> int:
-    return max(1, tvm.DataType(str(dtype)).bits // 8)
+    return max(1, int(tvm.DataType(str(dtype)).bits) // 8)
 
 
 def symbols_of(params: Sequence[Param]) -> list[str]:
