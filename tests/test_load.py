@@ -120,7 +120,7 @@ def test_a_package_in_a_zip_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         out.writestr("pk_zipped/__init__.py", "")
         out.writestr("pk_zipped/_tlaot/manifest.json", "{}")
     monkeypatch.syspath_prepend(str(archive))
-    with pytest.raises(LoadError, match="a.zip"):
+    with pytest.raises(LoadError, match=r"a\.zip"):
         tlaot.load("pk_zipped")
 
 

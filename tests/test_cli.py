@@ -1,0 +1,142 @@
+"""The command line: inspect and verify, of an installed package and of a wheel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fixtures_runtime import tensor, variant, write_package
+
+from tlaot.cli import main
+
+PARAMS = [tensor("X", "m", 8), tensor("Y", "m", 8, written=True)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with two variants of one kernel, whose binaries no one loads."""
+    built = [(variant("k", PARAMS, [1], {"N": n}, "cuda:sm_90a"), b"\x7fELF" + bytes(n)) for n in (8, 9)]
+    write_package(tmp_path, "pk_cli", {"k": built}, "raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / "pk_cli"
+
+
+@pytest.fixture
+def wheel(folder: Path) -> Callable[[], Path]:
+    """Packs the package, as it is by then, into a wheel."""
+
+    def pack() -> Path:
+        path = folder.parent / "pk_cli-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+            for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+                out.write(file, file.relative_to(folder.parent))
+        return path
+
+    return pack
+
+
+def test_inspect(folder: Path, wheel: Callable[[], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each variant with its signature, config and times; the same from the package and from its wheel."""
+    assert main(["inspect", "pk_cli"]) == 0
+    of_package = capsys.readouterr().out
+    assert "cuda:sm_90a  N=8  tuned 1 ms, default 3 ms, reference 2 ms" in of_package
+    assert "(X: float32[m, 8]) -> Y: float32[m, 8]" in of_package
+    assert "config block=1; 12 bytes" in of_package
+    assert main(["inspect", str(wheel())]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == of_package.splitlines()[1:]
+
+
+def test_inspect_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object a variant."""
+    assert main(["inspect", "--json", "pk_cli"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(r["kernel"], r["shape"], r["latency"]["latency"]) for r in rows] == [
+        ("k", {"N": 8}, 1),
+        ("k", {"N": 9}, 1),
+    ]
+
+
+@pytest.mark.parametrize("in_wheel", [False, True])
+def test_verify(folder: Path, wheel: Callable[[], Path], capsys: pytest.CaptureFixture[str], in_wheel: bool) -> None:
+    """Passes as packaged; names each file that is changed, missing or not in the manifest."""
+
+    def run() -> int:
+        return main(["verify", str(wheel()) if in_wheel else "pk_cli"])
+
+    assert run() == 0
+    assert capsys.readouterr().out == "pk_cli: 2 files, all as packaged\n"
+    place = folder / "_tlaot" / "k" / "cuda-sm_90a"
+    (place / "N8" / "executable.so").write_bytes(b"\x7fELF" + b"\1" * 8)
+    (place / "N9" / "executable.so").unlink()
+    (place / "N9" / "stray.so").write_bytes(b"")
+    assert run() == 1
+    shown = capsys.readouterr()
+    assert shown.out == "pk_cli: 2 files, 3 wrong\n"
+    lines = [line.rpartition(": k/")[2] if "N8" not in line else line for line in shown.err.splitlines()]
+    assert "k/cuda-sm_90a/N8/executable.so is not what was packaged" in lines[0]
+    assert lines[1:] == ["cuda-sm_90a/N9/executable.so is missing", "cuda-sm_90a/N9/stray.so is not in the manifest"]
+
+
+def test_verify_a_damaged_wheel(wheel: Callable[[], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes flipped inside the archive: an error, whichever they are, and never a traceback."""
+    path = wheel()
+    data = path.read_bytes()
+    refused = 0
+    for position in range(0, len(data), 3):
+        damaged = bytearray(data)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        refused += main(["verify", str(path)]) != 0
+    capsys.readouterr()
+    # What may be wrong and unseen are an archive's names of other files, dates and attributes.
+    assert refused > len(data) / 3 / 2
+    path.write_bytes(data[: len(data) // 2])
+    assert main(["verify", str(path)]) == 2
+    assert "is not a readable wheel" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("pk_cli_that_is_not_there", "is not installed"),
+        ("pytest", "has no packaged kernels"),
+        ("missing.whl", "is not a readable wheel"),
+        ("not-a-name", "import name of a package"),
+    ],
+)
+def test_what_cannot_be_opened(command: str, what: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2, and one message that says what to do."""
+    assert main([command, what]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_wheel_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An ordinary wheel."""
+    path = tmp_path / "x-1-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as out:
+        out.writestr("x/__init__.py", "")
+    assert main(["inspect", str(path)]) == 2
+    assert "has no packaged kernels" in capsys.readouterr().err
+
+
+def test_runs_as_a_module_and_imports_nothing_heavy(folder: Path) -> None:
+    """``python -m tlaot.cli``: neither the FFI, nor a framework, nor the package itself."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), *filter(None, sys.path)])}
+    code = (
+        "import sys; from tlaot.cli import main; assert main(['verify', 'pk_cli']) == 0;"
+        "assert not {'tvm_ffi', 'numpy', 'torch', 'pk_cli', 'tlaot.tune'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "tlaot.cli", "--help"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert "inspect" in done.stdout
+    assert "verify" in done.stdout
