@@ -106,10 +106,10 @@ def _in_wheel(path: Path) -> Iterator[Packaged]:
 def _read_member(wheel: zipfile.ZipFile, folder: str, name: str) -> bytes:
     try:
         return wheel.read(folder + name)
-    except (zipfile.BadZipFile, OSError, EOFError, ValueError) as error:
-        raise PackageError(
-            f"{wheel.filename}:{folder}{name}", f"cannot be read ({error})", "Get the wheel again."
-        ) from None
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, RuntimeError) as error:
+        # RuntimeError: damage that reads as encrypted, or as packed by a method that zipfile does not have.
+        where, why = f"{wheel.filename}:{folder}{name}", str(error)[:200]
+        raise PackageError(where, f"cannot be read ({why})", "Get the wheel again.") from None
 
 
 def _parser() -> argparse.ArgumentParser:
