@@ -224,6 +224,7 @@ def test_eager_kernels(lower: Callable[..., Lowered]) -> None:
         ("matmul", {**GEMM, "N": 1001}, {}, ValueError, "are not multiples of 8"),
         ("returning_text", {"N": 8}, {}, TypeError, "returned str, expected a TileLang PrimFunc"),
         ("raw_pointer", {}, {}, ValueError, "is a raw pointer"),
+        ("workspace", {}, {}, ValueError, "allocates global memory"),
         ("eager", {"M": 16, "N": 256}, {"thread": 4}, TypeError, "unused config key 'thread'"),
     ],
 )

@@ -127,6 +127,10 @@ def _lower_cuda(
         final_ir = _lowering._prepare_device_codegen_mod(device_ir)
         device_source = context.codegen_device(final_ir, compile_device=False).inspect_source()
         host_source = _lowering.host_codegen(host_ir, context).inspect_source()
+    if "TVMBackendAllocWorkspace" in host_source:
+        raise ValueError(
+            "the kernel allocates global memory (T.alloc_global); take the workspace as a tensor parameter"
+        )
     functions = {_symbol(f): f for f in final_ir.functions.values()}
     if not functions:
         raise ValueError("the kernel launches nothing on the device: it has no T.Kernel")
