@@ -43,12 +43,14 @@ class ProbeTable(dict[type, Callable[[Any], Hashable]]):
     """For each type of argument the function that gives its part of the key of a call.
 
     Args:
+        where: The kernel, for errors.
         strides: Whether some variant of the kernel tells layouts apart.
         dtypes: Whether some variant of the kernel tells dtypes apart.
     """
 
-    def __init__(self, strides: bool, dtypes: bool) -> None:
+    def __init__(self, where: str, strides: bool, dtypes: bool) -> None:
         super().__init__()
+        self.where = where
         self.strides = strides
         self.dtypes = dtypes
 
@@ -56,8 +58,8 @@ class ProbeTable(dict[type, Callable[[Any], Hashable]]):
         framework = framework_of(kind)
         if framework is None:
             raise CallError(
-                f"argument of type {kind.__module__}.{kind.__qualname__}",
-                "is neither a tensor (torch, numpy, or with __dlpack__) nor a number",
+                self.where,
+                f"an argument of type {kind.__qualname__} is neither a tensor (torch, numpy, or with __dlpack__) nor a number",
                 "Pass tensors, and Python numbers for scalars.",
             )
         probe = self[kind] = framework.probe_for(self.strides, self.dtypes)

@@ -131,7 +131,7 @@ class Kernel:
         self._folder = folder
         self._modules: dict[str, Any] = {}
         self._strides = any(p.strides is not None for v in variants for p in v.params)
-        self._probes = ProbeTable(self._strides, dtypes=_tell_by_dtype(variants))
+        self._probes = ProbeTable(where, self._strides, dtypes=_tell_by_dtype(variants))
         self._callers: dict[Hashable, Caller] = {}
         # The previous call's key and caller, replaced as one so that threads never mix two calls.
         self._last: tuple[Any, Caller] = None, _no_caller
