@@ -87,7 +87,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
     def _build(self, settings: Settings) -> None:
         self._say(show_settings(settings))
         spec = self._read_spec()
-        output = self._output(spec.package)
+        output = self._output(spec.package).resolve()
         shutil.rmtree(output, ignore_errors=True)  # build/ outlives a build: an old kernel must not slip into this one
         if settings.tune == "off":
             self._say(f"tlaot: tune=off: {spec.package} gets no kernels")
@@ -95,7 +95,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         self._check_package(spec)
         from ..tune.pipeline import build_package
 
-        build_package(spec.path, self._source_root(spec.package), output, settings, self._say)
+        build_package(spec.path, self._import_root(spec), output, settings, self._say)
 
     def _say(self, text: str) -> None:
         self.announce(text, logging.INFO)
@@ -132,12 +132,31 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
             )
 
     def _source_root(self, package: str) -> Path:
-        """The folder from which the author's modules are imported: the parent of the package, ``src`` in a src layout."""
+        """The folder that has the author's modules in the tree: the parent of the package, ``src`` in a src layout."""
         folder = Path(self.get_finalized_command("build_py").get_package_dir(package)).resolve()
         parts = package.split(".")
         if folder.parts[-len(parts) :] == tuple(parts):
             return folder.parents[len(parts) - 1]
         return Path.cwd()  # package-dir gives the folder another name; then only the project's own folder can serve
+
+    def _import_root(self, spec: Spec) -> Path:
+        """The folder to import the author's modules from.
+
+        It is the tree, unless the package has extension modules: those are in the build folder only, where
+        ``build_ext`` has just put them.
+        """
+        source = self._source_root(spec.package)
+        if not self.distribution.has_ext_modules():
+            return source
+        built = Path(self.build_lib).resolve()
+        for module in _modules_of(spec):
+            if _files_of(module, source) and not _files_of(module, built):
+                raise SpecError(
+                    f"{spec.path.name} module {module}",
+                    "is in none of the packages, and a project with extension modules imports its factories as they are built",
+                    f"Move it into a package, for instance {spec.package}.",
+                )
+        return built
 
 
 def _modules_of(spec: Spec) -> Iterator[str]:
@@ -147,12 +166,14 @@ def _modules_of(spec: Spec) -> Iterator[str]:
                 yield name.partition(":")[0]
 
 
-def _files_of(module: str, root: Path) -> Iterator[Path]:
-    """A module's file and its packages' ``__init__.py``; nothing where it is not the project's own."""
+def _files_of(module: str, root: Path) -> list[Path]:
+    """A module's file and its packages' ``__init__.py``; nothing where it is not below the folder."""
+    files = []
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         stem = root.joinpath(*parts[:depth])
         for candidate in (stem / "__init__.py", stem.with_name(stem.name + ".py")):
             if candidate.is_file():
-                yield candidate
+                files.append(candidate)
                 break
+    return files

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -26,13 +34,54 @@ def tlaot_wheel(request: pytest.FixtureRequest) -> Path:
     return wheels[-1]
 
 
-@pytest.fixture
-def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A copy of the consumer project in tests/projects that the test's parameter names."""
-    return copy_project(request.param, tmp_path / "project")
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment for tests, where everybody can read it."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        return Path(sysconfig.get_path("purelib", "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix", {"base": str(self.folder)}))
+
+    def install(self, *arguments: str | Path) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", *map(str, arguments)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(self, arguments: Sequence[str], **environ: str) -> str:
+        """Run its Python where there is no compiler, no source tree and no variable of the build; give its standard output."""
+        done = subprocess.run(
+            [str(self.python), *arguments], cwd=self.folder, env={"PATH": str(self.folder / "bin"), "HOME": str(self.folder), **environ}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="session")
+def clean_environment(tlaot_wheel: Path) -> Iterator[Environment]:
+    """The wheel, what it requires, and numpy; nothing else."""
+    folder = Path(tempfile.mkdtemp(prefix="tlaot-clean-"))
+    folder.chmod(0o755)  # another user reads it in a test
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+        environment = Environment(folder)
+        environment.install(tlaot_wheel, "numpy")
+        yield environment
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def copy_project(name: str, to: Path) -> Path:
-    import shutil
-
+    """A copy of a consumer project of tests/projects, for a test to build in."""
     return shutil.copytree(ROOT / "tests" / "projects" / name, to)
+
+
+def clean_environ() -> dict[str, str]:
+    """This environment less what would change a build."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("TLAOT_") and key not in ("PYTHONPATH", "SOURCE_DATE_EPOCH")}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, copy_project
+from conftest import ROOT, clean_environ, copy_project
 
 pytest.importorskip("tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does")
 
@@ -111,7 +111,7 @@ def test_frontend_requirements_are_the_extras(frontend: str) -> None:
 SPEC = """
 [tlaot]
 package = "p"
-targets = ["llvm"]
+targets = ["llvm", "cuda:sm_90a"]
 when-available = ["cuda:sm_90a"]
 [[kernel]]
 name = "a"
@@ -242,11 +242,10 @@ def call_hook(
     out.mkdir(parents=True, exist_ok=True)
     report = out / "report.json"
     arguments = [backend, hook, str(out), str(binary), str(report), json.dumps(config), *flags]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("TLAOT_") and key != "SOURCE_DATE_EPOCH"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "hook_driver.py"), *arguments],
         cwd=project,
-        env={**clean, **(environ or {})},
+        env={**clean_environ(), **(environ or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -302,6 +301,18 @@ def test_project_with_extension_modules_keeps_its_tag(binary: Path, tmp_path: Pa
     assert re.fullmatch(rf"mixed_kernels-1\.0-{tag}-{tag}-linux_\w+\.whl", done.path.name)
     assert f"mixed_kernels/{BINARY}" in done.names()
     assert any(re.match(r"mixed_kernels/_answer\..*so", name) for name in done.names())
+    # The factories' package cannot be imported without its extension module, which is not in the tree.
+    assert list(Path(done.calls[0]["source_root"]).glob("mixed_kernels/_answer.*.so"))
+
+
+def test_factory_outside_the_packages_of_a_project_with_extension_modules(binary: Path, tmp_path: Path) -> None:
+    project = copy_project("mixed", tmp_path / "project")
+    (project / "mixed_kernels" / "kernels.py").rename(project / "factories.py")
+    spec = project / "tltune.toml"
+    spec.write_text(spec.read_text().replace("mixed_kernels.kernels:", "factories:"))
+    done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out")
+    assert done.code == 1
+    assert "error: tltune.toml module factories: is in none of the packages" in done.output
 
 
 def test_other_projects_are_untouched(binary: Path, tmp_path: Path) -> None:

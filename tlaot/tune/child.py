@@ -55,7 +55,12 @@ class Child:
         self, module: str, arguments: Sequence[str], search_path: Sequence[str], log: Path, environ: Mapping[str, str]
     ) -> None:
         self._argv = [sys.executable, "-m", module, *arguments]
-        self._environ = {**environ, "PYTHONPATH": os.pathsep.join(search_path), "PYTHONUNBUFFERED": "1"}
+        self._environ = {
+            **environ,
+            "PYTHONPATH": os.pathsep.join(search_path),
+            "PYTHONSAFEPATH": "1",  # the search path alone decides what is imported, not the current folder (see serve)
+            "PYTHONUNBUFFERED": "1",
+        }
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: IO[bytes] | None = None
@@ -188,6 +193,8 @@ def serve(answer: Callable[[Mapping[str, Any], Callable[[str], None]], Mapping[s
         arguments: The last two are the numbers of the pipes' file descriptors.
     """
     die_with_parent()
+    if sys.version_info < (3, 11):
+        del sys.path[0]  # python -m puts the current folder first, and PYTHONSAFEPATH is not known yet
     requests = os.fdopen(int(arguments[-2]), "rb")
     answers = os.fdopen(int(arguments[-1]), "wb")
     stage = "start"
