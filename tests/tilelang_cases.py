@@ -243,21 +243,7 @@ def cpu_add(dtype: str = "float32") -> Any:
     m, n, stride = T.dynamic("m"), T.dynamic("n"), T.dynamic("stride")
 
     @T.prim_func
-    def workspace() -> Any:
-    @T.prim_func
-    def workspace(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
-        W = T.alloc_global((64,), "float32")
-        with T.Kernel(1, threads=64):
-            for i in T.Parallel(64):
-                W[i] = A[i]
-        with T.Kernel(1, threads=64):
-            for i in T.Parallel(64):
-                B[i] = W[63 - i]
-
-    return workspace
-
-
-def cpu_add(
+    def cpu_add(
         X: T.StridedTensor((m, n), (stride, 1), dtype),
         k: T.int64,
         f: T.float32,
