@@ -13,7 +13,7 @@ import pytest
 
 from tlaot.tune.child import Child, Failed, one_line
 
-SOURCE = '''
+SOURCE = """
 import os, signal, subprocess, sys, time
 from tlaot.tune.child import serve
 
@@ -45,7 +45,7 @@ def answer(request, announce):
             pass
 
 serve(answer, sys.argv)
-'''
+"""
 
 
 @pytest.fixture
@@ -81,7 +81,9 @@ def test_an_exception_is_a_failure_of_its_stage_and_the_child_lives(child: Child
     assert pid_of(child) == pid
 
 
-@pytest.mark.parametrize(("what", "reason"), [("segfault", "SIGSEGV"), ("hard-exit", "exit code 7"), ("exit", "asked to leave")])
+@pytest.mark.parametrize(
+    ("what", "reason"), [("segfault", "SIGSEGV"), ("hard-exit", "exit code 7"), ("exit", "asked to leave")]
+)
 def test_a_death_costs_one_answer(child: Child, what: str, reason: str) -> None:
     answer = child.request({"what": what}, 30)
     assert isinstance(answer, Failed) and reason in answer.reason and answer.stage == "work"
@@ -113,7 +115,10 @@ def test_no_orphan_outlives_a_killed_build(tmp_path: Path) -> None:
         "child.request({'what': 'spin'}, 600)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        [sys.executable, "-c", parent],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert process.stdout is not None
     pid = int(process.stdout.readline())

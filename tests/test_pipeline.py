@@ -192,7 +192,9 @@ def test_a_spec_becomes_kernels_that_run(project: Project) -> None:
     assert not list((project.folder / "build" / "tlaot").glob("run-*")), "intermediate files stayed behind"
 
 
-def test_the_same_records_give_the_same_bytes_anywhere(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_same_records_give_the_same_bytes_anywhere(
+    project: Project, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     import shutil
 
     project.write(GOOD)
@@ -264,7 +266,7 @@ def test_a_hang_is_killed_and_costs_one_candidate(project: Project, mode: str) -
 
 
 def test_none_left_lists_every_reason_by_count(project: Project) -> None:
-    project.write(with_modes("wrong", "raise", "nonsense", "killed") .replace('"raise"', '"raise", "raise"'))
+    project.write(with_modes("wrong", "raise", "nonsense", "killed").replace('"raise"', '"raise", "raise"'))
     with pytest.raises(TuningError) as caught:
         project.build()
     message = str(caught.value)
@@ -283,7 +285,7 @@ MISTAKES = [
     ("shapes", "[{ M = 64 }]", SpecError, "raised TypeError"),
     ("configs", '"tinypkg.kernels:nothing"', SpecError, "gives nothing for"),
     ("configs", '"tinypkg.kernels:broken"', SpecError, "the space cannot be made"),
-    ("configs", '[{ tiel = 1 }]', TuningError, "unused keys in config: ['tiel']"),
+    ("configs", "[{ tiel = 1 }]", TuningError, "unused keys in config: ['tiel']"),
     ("reference", '"tinypkg.kernels:refrence"', TuningError, "did you mean 'reference'"),
     ("inputs", '"tinypkg.kernels:wrong_inputs"', TuningError, "has dtype float64, the kernel takes float32"),
     ("out-idx", "[5]", TuningError, "out_idx 5 is outside the kernel's 2 parameters"),
@@ -317,7 +319,7 @@ def test_callables_come_in_several_forms(project: Project, key: str, value: str)
 
 
 def test_a_reference_that_works_in_place(project: Project) -> None:
-    text = '''
+    text = """
 def double(N):
     from tvm.script import tirx as T
 
@@ -326,7 +328,7 @@ def double(N):
         for i in T.serial(N):
             A[i] = A[i] * T.float32(2)
     return main
-'''
+"""
     kernels = project.folder / "tinypkg" / "kernels.py"
     kernels.write_text(KERNELS + text)
     good = with_modes("right").replace(":scale", ":double").replace(":reference", ":in_place")
@@ -394,7 +396,9 @@ def test_a_frontend_that_is_not_installed(project: Project) -> None:
 def test_sources_are_kept_on_request(project: Project) -> None:
     project.write(with_modes("right"))
     output = project.build(Settings(keep=True))
-    assert (output / "scale" / "llvm-x86-64-v3" / "N64" / "executable.so").is_file()  # an LLVM host has no source to keep
+    assert (
+        output / "scale" / "llvm-x86-64-v3" / "N64" / "executable.so"
+    ).is_file()  # an LLVM host has no source to keep
 
 
 def test_several_levels_sit_in_one_package_and_the_best_that_runs_is_taken(project: Project) -> None:
@@ -458,5 +462,3 @@ def _gpu_here() -> bool:
         return False
     count = ctypes.c_int()
     return bool(cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value)
-
-

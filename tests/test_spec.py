@@ -93,7 +93,7 @@ WRONG = [
     (HEAD + KERNEL.replace("pkg.kernels:add", "pkg.kernels.add"), "does not name a callable", "(add) factory"),
     (HEAD + KERNEL.replace('"tvm"', '"tmv"'), "did you mean 'tvm'?", "(add) frontend"),
     (HEAD + KERNEL.replace('"add"', '"a b"'), "is not a Python name", "name"),
-    (HEAD + KERNEL.replace('shapes = [{ N = 1024 }]\n', ""), "names no shape", "(add) shapes"),
+    (HEAD + KERNEL.replace("shapes = [{ N = 1024 }]\n", ""), "names no shape", "(add) shapes"),
     (HEAD + KERNEL.replace("[{ N = 1024 }]", "[]"), "names no shape", "(add) shapes"),
     (HEAD + KERNEL.replace("[{ N = 1024 }]", "[{ N = [] }]"), "no shape", "(add) shapes"),
     (HEAD + KERNEL.replace("[{ N = 1024 }]", "[3]"), "is not a table", "(add) shapes"),

@@ -129,9 +129,7 @@ def dumps(manifest: Manifest) -> str:
         "format": FORMAT_VERSION,
         "package": manifest.package,
         "writer": manifest.writer,
-        "kernels": {
-            name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()
-        },
+        "kernels": {name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()},
     }
     body["digest"] = _body_digest(body)
     return json.dumps(body, indent=1, sort_keys=True) + "\n"
@@ -159,7 +157,9 @@ def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
         )
     recorded = body.pop("digest", None)
     if recorded != _body_digest(body):
-        raise PackageError(where, "the kernel manifest does not match its own digest: it was changed or damaged", _REBUILD)
+        raise PackageError(
+            where, "the kernel manifest does not match its own digest: it was changed or damaged", _REBUILD
+        )
     try:
         return Manifest(
             package=body["package"],

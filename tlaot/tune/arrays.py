@@ -168,9 +168,15 @@ def bind_sizes(params: Sequence[Param], arrays: Sequence[Any], where: str) -> di
         if array is None or param.shape is None:
             continue
         shape = tuple(int(size) for size in array.shape)
-        expected = tuple(sizes.setdefault(d, s) if isinstance(d, str) else d for d, s in zip(param.shape, shape, strict=False))
+        expected = tuple(
+            sizes.setdefault(d, s) if isinstance(d, str) else d for d, s in zip(param.shape, shape, strict=False)
+        )
         if len(shape) != len(param.shape) or shape != expected:
-            raise SpecError(where, f"tensor {param.name} has shape {shape}, the kernel takes {param.shape}", "Mend the inputs function.")
+            raise SpecError(
+                where,
+                f"tensor {param.name} has shape {shape}, the kernel takes {param.shape}",
+                "Mend the inputs function.",
+            )
     return sizes
 
 
@@ -178,7 +184,11 @@ def _sizes(param: Param, sizes: Mapping[str, int]) -> tuple[int, ...]:
     assert param.shape is not None
     free = [size for size in param.shape if isinstance(size, str) and size not in sizes]
     if free:
-        raise SpecError(f"tensor {param.name}", f"has the symbolic size {free[0]}", 'Name an inputs function: inputs = "module:function".')
+        raise SpecError(
+            f"tensor {param.name}",
+            f"has the symbolic size {free[0]}",
+            'Name an inputs function: inputs = "module:function".',
+        )
     return tuple(sizes[size] if isinstance(size, str) else size for size in param.shape)
 
 

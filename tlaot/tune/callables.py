@@ -24,10 +24,16 @@ def resolve(name: str, where: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
-            raise SpecError(where, f"there is no module {module_name!r}", "Name a module of the project, as it is imported.") from None
-        raise SpecError(where, f"importing {module_name!r} failed: {error}", "Add what is missing to [build-system] requires.") from error
+            raise SpecError(
+                where, f"there is no module {module_name!r}", "Name a module of the project, as it is imported."
+            ) from None
+        raise SpecError(
+            where, f"importing {module_name!r} failed: {error}", "Add what is missing to [build-system] requires."
+        ) from error
     except Exception as error:
-        raise SpecError(where, f"importing {module_name!r} raised {type(error).__name__}: {error}", "Mend the module.") from error
+        raise SpecError(
+            where, f"importing {module_name!r} raised {type(error).__name__}: {error}", "Mend the module."
+        ) from error
     try:
         found = module
         for part in attribute.split("."):
@@ -57,7 +63,9 @@ def expand_shapes(shapes: str | list[Mapping[str, Any]], where: str) -> list[dic
     return _dicts(shapes, {}, f"{where} shapes")
 
 
-def expand_configs(configs: str | list[Mapping[str, Any]], shape: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def expand_configs(
+    configs: str | list[Mapping[str, Any]], shape: Mapping[str, Any], where: str
+) -> list[dict[str, Any]]:
     """The candidates of one workload as dicts; a callable or generator function is called with the shape's items.
 
     Raises:
@@ -76,14 +84,22 @@ def _dicts(source: str | list[Mapping[str, Any]], arguments: Mapping[str, Any], 
                     found = [found]
                 items = list(found)
             except Exception as error:
-                raise SpecError(where, f"{source} raised {type(error).__name__}: {error}", "Mend the function.") from error
+                raise SpecError(
+                    where, f"{source} raised {type(error).__name__}: {error}", "Mend the function."
+                ) from error
         else:
             items = [found] if isinstance(found, Mapping) else list(found)
     else:
         items = list(source)
     for item in items:
         if not isinstance(item, Mapping):
-            raise SpecError(where, f"every item must be a dict, got {item!r}", "Return dicts of argument names to values.")
+            raise SpecError(
+                where, f"every item must be a dict, got {item!r}", "Return dicts of argument names to values."
+            )
     if not items:
-        raise SpecError(where, f"{source if isinstance(source, str) else 'the list'} gives nothing for {dict(arguments)}", "Give at least one item.")
+        raise SpecError(
+            where,
+            f"{source if isinstance(source, str) else 'the list'} gives nothing for {dict(arguments)}",
+            "Give at least one item.",
+        )
     return [dict(item) for item in items]

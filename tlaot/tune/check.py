@@ -84,7 +84,9 @@ def _compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, 
     if misses > allowed:
         return f"output {name}: {text} ({allowed} may); the worst misses by {worst:.3g} times that"
     if not worst <= WORST_FACTOR:
-        return f"output {name}: {text}; the worst misses by {worst:.3g} times that (at most {WORST_FACTOR:g} is allowed)"
+        return (
+            f"output {name}: {text}; the worst misses by {worst:.3g} times that (at most {WORST_FACTOR:g} is allowed)"
+        )
     return None
 
 

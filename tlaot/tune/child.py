@@ -184,7 +184,9 @@ class Child:
         return lines[-1][:300] if lines else ""
 
 
-def serve(answer: Callable[[Mapping[str, Any], Callable[[str], None]], Mapping[str, Any]], arguments: Sequence[str]) -> None:
+def serve(
+    answer: Callable[[Mapping[str, Any], Callable[[str], None]], Mapping[str, Any]], arguments: Sequence[str]
+) -> None:
     """The child's side: answer requests until the parent closes the pipe.
 
     Args:

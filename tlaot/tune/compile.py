@@ -67,7 +67,9 @@ class Workshop:
         return Child("tlaot.tune.worker", [frontend], self.search_path, self.log, self.environ)
 
 
-def expand_kernel(kernel: KernelSpec, target: Target, child: Child, workshop: Workshop) -> tuple[list[Workload], dict[str, str]] | Failed:
+def expand_kernel(
+    kernel: KernelSpec, target: Target, child: Child, workshop: Workshop
+) -> tuple[list[Workload], dict[str, str]] | Failed:
     """Have a worker evaluate the shapes and configs of a kernel.
 
     Returns:

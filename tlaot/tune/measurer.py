@@ -113,7 +113,9 @@ class Measurer:
         arrays.synchronize()
         for param, before, after in zip(bench.params, bench.pristine, tensors, strict=True):
             if before is not None and not param.written and not arrays.same_bits(before, after):
-                raise WrongResult(f"input {param.name} was changed, though the kernel does not declare that it writes it")
+                raise WrongResult(
+                    f"input {param.name} was changed, though the kernel does not declare that it writes it"
+                )
         if bench.verdict is not None:
             if bench.verdict(tensors) is False:
                 raise WrongResult("the reference function says that the outputs are wrong")
@@ -166,7 +168,9 @@ def _make_inputs(
     returned = pick_outputs(call_with_known(resolve(inputs, where), shape))
     if len(returned) != len(positions):
         names = ", ".join(params[index].name for index in positions)
-        raise SpecError(where, f"{inputs} returned {len(returned)} values, the kernel takes {len(positions)}", f"Return {names}.")
+        raise SpecError(
+            where, f"{inputs} returned {len(returned)} values, the kernel takes {len(positions)}", f"Return {names}."
+        )
     for index, value in zip(positions, returned, strict=True):
         if params[index].shape is not None:
             reason = arrays.check_kind(value, params[index])
@@ -202,7 +206,9 @@ def _expect(
         changed = dict(zip(positions, inputs, strict=True))
         missing = [params[index].name for index in outputs if index not in changed]
         if missing:
-            raise SpecError("reference", f"returned nothing for the output {missing[0]}", "Return the outputs in order.")
+            raise SpecError(
+                "reference", f"returned nothing for the output {missing[0]}", "Return the outputs in order."
+            )
         return [(index, changed[index]) for index in outputs], None
     values = pick_outputs(returned)
     if len(values) != len(outputs):

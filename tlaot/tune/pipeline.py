@@ -232,7 +232,9 @@ def _plan(group: Group, site: Site) -> list[Workload]:
     paths: dict[str, Workload] = {}
     for workload in planned:
         if workload.path in paths:
-            raise SpecError(workload.kernel.where, f"the shape of {workload.label} is listed twice", "Keep one of them.")
+            raise SpecError(
+                workload.kernel.where, f"the shape of {workload.label} is listed twice", "Keep one of them."
+            )
         paths[workload.path] = workload
     return planned
 

@@ -53,7 +53,12 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
 
 
 def make_record(
-    workload: Workload, key: str, device: str, results: Sequence[Measured | Failed], winner: Measured, reference: Timing | None
+    workload: Workload,
+    key: str,
+    device: str,
+    results: Sequence[Measured | Failed],
+    winner: Measured,
+    reference: Timing | None,
 ) -> dict[str, Any]:
     """The evidence of a tuning as JSON: the winner, each candidate's time or failure, the reference's time."""
     return {
@@ -79,7 +84,11 @@ def load_record(folder: Path, workload: Workload, key: str) -> dict[str, Any] | 
     """The record of a workload, if there is a valid one; a damaged one counts as none."""
     try:
         record: dict[str, Any] = json.loads(_path(folder, workload).read_bytes())
-        valid = record["key"] == key and 0 <= record["winner"] < len(workload.configs) and len(record["candidates"]) == len(workload.configs)
+        valid = (
+            record["key"] == key
+            and 0 <= record["winner"] < len(workload.configs)
+            and len(record["candidates"]) == len(workload.configs)
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return record if valid else None

@@ -135,7 +135,9 @@ def find_spec(project: Path) -> Path | None:
             _refuse_unknown(tool, ("spec",), f"{pyproject.name} [tool.tlaot]")
             path = project / tool.get("spec", SPEC_NAME)
             if not path.is_file():
-                raise SpecError(f"{pyproject.name} [tool.tlaot]", f"there is no file {path.name}", "Write it, or remove the table.")
+                raise SpecError(
+                    f"{pyproject.name} [tool.tlaot]", f"there is no file {path.name}", "Write it, or remove the table."
+                )
             return path
     path = project / SPEC_NAME
     return path if path.is_file() else None
@@ -154,12 +156,18 @@ def read_spec(path: Path) -> Spec:
     except OSError as error:
         raise SpecError(where, f"cannot be read ({error.strerror})", "Name an existing file.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(where, f"is not valid TOML: {error}", "Correct the file at the place that the message names.") from None
+        raise SpecError(
+            where, f"is not valid TOML: {error}", "Correct the file at the place that the message names."
+        ) from None
     _refuse_unknown(body, ("tlaot", "target", "kernel"), where)
     head = _fold(_table(body, "tlaot", where), ("package", "targets", "when_available"), f"{where} [tlaot]")
     package = _required(head, "package", str, f"{where} [tlaot]")
     if not all(_NAME.fullmatch(part) for part in package.split(".")):
-        raise SpecError(f"{where} [tlaot] package", f"is not an import name, got {package!r}", 'Write for instance package = "my_package".')
+        raise SpecError(
+            f"{where} [tlaot] package",
+            f"is not an import name, got {package!r}",
+            'Write for instance package = "my_package".',
+        )
     defaults = _targets(head.get("targets", ()), f"{where} [tlaot] targets")
     optional = _targets(head.get("when_available", ()), f"{where} [tlaot] when-available")
     tables = body.get("kernel", [])
@@ -169,9 +177,13 @@ def read_spec(path: Path) -> Spec:
     _refuse_overlap(kernels)
     devices = _read_devices(_table(body, "target", where), where)
     spec = Spec(path, package, kernels, devices, optional)
-    for place, target in [(f'[target."{t}"]', t) for t in devices] + [("[tlaot] when-available", str(t)) for t in optional]:
+    for place, target in [(f'[target."{t}"]', t) for t in devices] + [
+        ("[tlaot] when-available", str(t)) for t in optional
+    ]:
         if target not in spec.targets:
-            raise SpecError(f"{where} {place}", f"no kernel is built for {target}", f"Targets in use: {', '.join(spec.targets)}.")
+            raise SpecError(
+                f"{where} {place}", f"no kernel is built for {target}", f"Targets in use: {', '.join(spec.targets)}."
+            )
     return spec
 
 
@@ -190,9 +202,7 @@ _KERNEL_KEYS = (
 )  # fmt: skip
 
 
-def _read_kernel(
-    table: Any, index: int, defaults: tuple[Target, ...], file: str
-) -> KernelSpec:
+def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str) -> KernelSpec:
     where = f"{file} [[kernel]] #{index + 1}"
     if not isinstance(table, dict):
         raise SpecError(where, f"is not a table, got {table!r}", "Write [[kernel]] on a line of its own.")
@@ -204,7 +214,11 @@ def _read_kernel(
         raise SpecError(f"{where} name", f"is not a Python name, got {name!r}", "Users call it as kernels.<name>(...).")
     frontend = _required(keys, "frontend", str, where)
     if frontend not in FRONTEND_TARGETS:
-        raise SpecError(f"{where} frontend", f"unknown frontend {frontend!r}{_nearest(frontend, FRONTEND_TARGETS)}", f"Known: {', '.join(FRONTEND_TARGETS)}.")
+        raise SpecError(
+            f"{where} frontend",
+            f"unknown frontend {frontend!r}{_nearest(frontend, FRONTEND_TARGETS)}",
+            f"Known: {', '.join(FRONTEND_TARGETS)}.",
+        )
     check = _optional(keys, "check", bool, where, True)
     reference = _callable(keys, "reference", where)
     if check and reference is None:
@@ -243,12 +257,20 @@ def _kernel_targets(
         targets = _targets(keys["targets"], f"{where} targets")
         for target in targets:
             if target.kind not in kinds:
-                raise SpecError(f"{where} targets", f"frontend {frontend!r} cannot build {target}", f"It builds: {', '.join(kinds)}.")
+                raise SpecError(
+                    f"{where} targets",
+                    f"frontend {frontend!r} cannot build {target}",
+                    f"It builds: {', '.join(kinds)}.",
+                )
     else:
         # A default list serves kernels of several frontends; each takes what it can build.
         targets = tuple(target for target in defaults if target.kind in kinds)
     if not targets:
-        raise SpecError(f"{where} targets", "no target is declared that its frontend builds", f"frontend {frontend!r} builds: {', '.join(kinds)}.")
+        raise SpecError(
+            f"{where} targets",
+            "no target is declared that its frontend builds",
+            f"frontend {frontend!r} builds: {', '.join(kinds)}.",
+        )
     return targets
 
 
@@ -258,7 +280,11 @@ def _read_shapes(value: Any, where: str) -> tuple[Mapping[str, Any], ...] | str:
         return _checked_callable(value, where)
     tables = [value] if isinstance(value, dict) else value
     if not isinstance(tables, list) or not tables:
-        raise SpecError(where, f"names no shape, got {value!r}", 'Write shapes = [{ M = 1024, N = 1024 }], lists to be multiplied out, or "module:function".')
+        raise SpecError(
+            where,
+            f"names no shape, got {value!r}",
+            'Write shapes = [{ M = 1024, N = 1024 }], lists to be multiplied out, or "module:function".',
+        )
     shapes = [shape for table in tables for shape in multiply_out(_scalar_table(table, where))]
     if not shapes:
         raise SpecError(where, "an empty list multiplies out to no shape", "Give every key at least one value.")
@@ -277,10 +303,18 @@ def _read_configs(keys: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any
     else:
         tables = keys["configs"]
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-            raise SpecError(f"{where} configs", f"is not a list of tables, got {tables!r}", 'Write configs = [{ block = 64 }, { block = 128 }] or "module:function".')
+            raise SpecError(
+                f"{where} configs",
+                f"is not a list of tables, got {tables!r}",
+                'Write configs = [{ block = 64 }, { block = 128 }] or "module:function".',
+            )
         configs = tuple(tables)
     if not configs:
-        raise SpecError(f"{where} configs", "there is no configuration to try", "Give at least one; {} means the factory's own defaults.")
+        raise SpecError(
+            f"{where} configs",
+            "there is no configuration to try",
+            "Give at least one; {} means the factory's own defaults.",
+        )
     return configs
 
 
@@ -290,7 +324,11 @@ def _scalar_table(table: Any, where: str) -> dict[str, Any]:
     for key, value in table.items():
         for item in value if isinstance(value, list) else [value]:
             if not isinstance(item, _SCALARS):
-                raise SpecError(f"{where} {key}", f"is not a number, bool or string, got {item!r}", "Use a callable for arguments of other kinds.")
+                raise SpecError(
+                    f"{where} {key}",
+                    f"is not a number, bool or string, got {item!r}",
+                    "Use a callable for arguments of other kinds.",
+                )
     return table
 
 
@@ -299,7 +337,9 @@ def _read_out_idx(value: Any, where: str) -> tuple[int, ...] | None:
         return None
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-        raise SpecError(f"{where} out_idx", f"is not an integer or a list of integers, got {value!r}", "Write out_idx = [-1].")
+        raise SpecError(
+            f"{where} out_idx", f"is not an integer or a list of integers, got {value!r}", "Write out_idx = [-1]."
+        )
     return tuple(items)
 
 
@@ -308,8 +348,12 @@ def _read_profile(table: Mapping[str, Any], where: str) -> Profile:
     backend = _optional(keys, "backend", str, where, "auto")
     known = ("auto", "wall", "cudagraph", "event")
     if backend not in known:
-        raise SpecError(f"{where} backend", f"unknown backend {backend!r}{_nearest(backend, known)}", f"Known: {', '.join(known)}.")
-    numbers = {key: _number(keys, key, where, getattr(Profile, key)) for key in ("warmup", "rep", "timeout", "compile_timeout")}
+        raise SpecError(
+            f"{where} backend", f"unknown backend {backend!r}{_nearest(backend, known)}", f"Known: {', '.join(known)}."
+        )
+    numbers = {
+        key: _number(keys, key, where, getattr(Profile, key)) for key in ("warmup", "rep", "timeout", "compile_timeout")
+    }
     for key in ("rep", "timeout", "compile_timeout"):
         if not numbers[key]:
             raise SpecError(f"{where} {key}", "must be above zero", "warmup and rep are in ms, timeouts in s.")
@@ -331,7 +375,9 @@ def _targets(value: Any, where: str) -> tuple[Target, ...]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise SpecError(where, f"is not a list of strings, got {value!r}", 'Write targets = ["cuda:sm_90a", "llvm:x86-64-v3"].')
+        raise SpecError(
+            where, f"is not a list of strings, got {value!r}", 'Write targets = ["cuda:sm_90a", "llvm:x86-64-v3"].'
+        )
     return tuple(dict.fromkeys(parse_target(item, where) for item in value))
 
 
@@ -342,7 +388,9 @@ def _refuse_overlap(kernels: Sequence[KernelSpec]) -> None:
             for shape in kernel.shapes if not isinstance(kernel.shapes, str) else ():
                 key = (kernel.name, target.slug, repr(sorted(shape.items())))
                 if key in seen:
-                    raise SpecError(kernel.where, f"{target} {dict(shape)} is declared already by {seen[key]}", "Keep one of them.")
+                    raise SpecError(
+                        kernel.where, f"{target} {dict(shape)} is declared already by {seen[key]}", "Keep one of them."
+                    )
                 seen[key] = kernel.where
 
 
@@ -409,5 +457,9 @@ def _required_callable(keys: Mapping[str, Any], key: str, where: str) -> str:
 
 def _checked_callable(value: Any, where: str) -> str:
     if not isinstance(value, str) or not _CALLABLE.fullmatch(value):
-        raise SpecError(where, f"does not name a callable, got {value!r}", 'Write "module:function", for instance "my_package.kernels:matmul".')
+        raise SpecError(
+            where,
+            f"does not name a callable, got {value!r}",
+            'Write "module:function", for instance "my_package.kernels:matmul".',
+        )
     return value

@@ -24,7 +24,7 @@ from .files import dump_json, write_atomically
 from .frontends import Lowered, import_frontend
 from .link import link_executable
 from .plan import canonical
-from .toolchain import CudaCompiler, Cubin, HostCompiler, Toolchain, compile_cuda
+from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda
 
 Announce = Callable[[str], None]
 
@@ -64,7 +64,8 @@ class Worker:
         return {
             "frontend": import_frontend(self._name).versions(),
             "workloads": [
-                {"shape": shape, "configs": expand_configs(request["configs"], shape, request["where"])} for shape in shapes
+                {"shape": shape, "configs": expand_configs(request["configs"], shape, request["where"])}
+                for shape in shapes
             ],
         }
 
@@ -82,7 +83,9 @@ class Worker:
             announce("device-compile")
             cubin = _compile_device(lowered, target, toolchain, scratch, out, request["timeout"])
         announce("link")
-        link_executable(lowered, None if cubin is None else cubin.data, target, request["name"], scratch, out, toolchain)
+        link_executable(
+            lowered, None if cubin is None else cubin.data, target, request["name"], scratch, out, toolchain
+        )
         _keep_sources(lowered, cubin, out)
         return {
             "params": [param_to_json(param) for param in lowered.params],
@@ -112,11 +115,12 @@ def _compile_device(
 
 
 def _toolchain(body: Mapping[str, Any]) -> Toolchain:
-    host = HostCompiler(**{key: tuple(value) if isinstance(value, list) else value for key, value in body["host"].items()})
+    """The toolchain that the parent found; JSON made lists of its tuples."""
+    host: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in body["host"].items()}
     cuda = body["cuda"]
     if cuda is None:
-        return Toolchain(host)
-    return Toolchain(host, CudaCompiler(**{**cuda, "flags": tuple(cuda["flags"])}))
+        return Toolchain(HostCompiler(**host))
+    return Toolchain(HostCompiler(**host), CudaCompiler(**{**cuda, "flags": tuple(cuda["flags"])}))
 
 
 def _keep_sources(lowered: Lowered, cubin: Cubin | None, out: Path) -> None:

@@ -164,7 +164,7 @@ def _size(size: Any) -> int | str:
 
 
 def _dtype_text(text: str) -> str:
-    match = re.fullmatch(r'(?:T\.)?(\w+)', text.strip().strip('"'))
+    match = re.fullmatch(r"(?:T\.)?(\w+)", text.strip().strip('"'))
     return match[1] if match else text
 
 
@@ -226,7 +226,9 @@ def _lower_llvm(function: Any, params: tuple[Param, ...], target: Target) -> Low
         path = Path(folder) / "host.o"
         built.write_to_file(str(path))
         host = path.read_bytes()
-    return Lowered(entry=f"__tvm_ffi_{symbol}", entry_abi="packed", params=params, host_object=host, frontend=versions())
+    return Lowered(
+        entry=f"__tvm_ffi_{symbol}", entry_abi="packed", params=params, host_object=host, frontend=versions()
+    )
 
 
 def _lower_cuda(function: Any, params: tuple[Param, ...], target: Target) -> Lowered:
@@ -238,7 +240,11 @@ def _lower_cuda(function: Any, params: tuple[Param, ...], target: Target) -> Low
     host, devices = build.split_host_device_mods(pipeline(module))
     host = finalize_host()(host)
     if len(devices) != 1:
-        raise BuildError(f"kernel {symbol}", f"lowered to {len(devices)} device modules instead of 1", "Bind its loops to blockIdx and threadIdx.")
+        raise BuildError(
+            f"kernel {symbol}",
+            f"lowered to {len(devices)} device modules instead of 1",
+            "Bind its loops to blockIdx and threadIdx.",
+        )
     ((device_target, device),) = devices.items()
     device = finalize_device()(device)
     source = _cuda_source(build, device, device_target)
@@ -295,7 +301,7 @@ def _device_kernel(function: Any, widest: int) -> DeviceKernel:
 
 def _widest_access(source: str) -> int:
     """Alignment in bytes that any vector access of the source can need: 16 where there is one, 1 otherwise."""
-    kernels = source[source.find("extern \"C\" __global__") :] if "__global__" in source else source
+    kernels = source[source.find('extern "C" __global__') :] if "__global__" in source else source
     return 16 if _VECTOR_ACCESS.search(kernels) else 1
 
 
