@@ -25,19 +25,19 @@ _MAX_TILE = 512
 def matmul_configs(M: int, N: int, K: int) -> list[Config]:
     """Configs of :func:`matmul` for one workload; the first is the plain blocked loop nest.
 
-    The first one is what a tutorial's blocking gives: square blocks and one vector accumulator. The others
-    hold a tile of C in registers (6x16 and 4x24 fill AVX2's 16 registers, 4x16 leaves some free), pack both
-    operands, and differ in which part of C is a thread's task and in how deep a panel is.
+    The first one is what a tutorial's blocking gives: cubes of 64 and one vector accumulator. The others hold a
+    tile of C in registers (6x16 and 4x24 leave 4 of AVX2's 16 for A and B; a level with fewer or wider registers
+    wants other tiles), pack both operands, and differ in which part of C is a thread's task and in how
+    deep a panel is.
     """
     width = next(w for w in (8, 4, 2, 1) if N % w == 0)
-    configs: list[Config] = [{"bm": 32, "bn": 32, "bk": 32, "mr": 1, "nr": width, "unroll": 1, "pack": False}]
-    half_m, half_n = -(-M // 2), -(-N // 2)
-    for mr, nr in ((6, 16), (4, 24), (4, 16)):
-        for bm, bn in ((half_m, N), (M, half_n), (M, 128), (96, 256)):
-            for bk in (256, 512):
+    configs: list[Config] = [{"bm": 64, "bn": 64, "bk": 64, "mr": 1, "nr": width, "unroll": 1, "pack": False}]
+    for mr, nr in ((6, 16), (4, 24)):
+        for bm, bn in ((-(-M // 2), N), (M, -(-N // 2)), (M, 128), (96, 256)):
+            for bk in (256, 512, 1024):
                 config = {
-                    "bm": _round_up(min(bm, 768), mr),
-                    "bn": _round_up(min(bn, 768), nr),
+                    "bm": _even_block(M, bm, mr),
+                    "bn": _even_block(N, bn, nr),
                     "bk": min(bk, K),
                     "mr": mr,
                     "nr": nr,
@@ -53,9 +53,9 @@ def matmul(
     M: int,
     N: int,
     K: int,
-    bm: int = 32,
-    bn: int = 32,
-    bk: int = 32,
+    bm: int = 64,
+    bn: int = 64,
+    bk: int = 64,
     mr: int = 1,
     nr: int = 8,
     unroll: int = 1,
@@ -369,8 +369,10 @@ def _check_rows(kernel: str, M: int, N: int, rows: int, lanes: int) -> None:
         raise ValueError(f"{kernel}: lanes must be at most {_MAX_TILE}, got {lanes}")
 
 
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+def _even_block(size: int, most: int, multiple: int) -> int:
+    """A block of up to ``most`` (and 768, for the caches) that splits ``size`` into nearly equal parts."""
+    parts = -(-size // min(size, most, 768))
+    return -(-size // parts // multiple) * multiple
 
 
 def _tirx() -> Any:
