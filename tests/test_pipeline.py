@@ -342,7 +342,7 @@ def double(N):
 
 def test_two_names_for_one_shape_are_refused(project: Project) -> None:
     project.write(GOOD.replace('"tinypkg.kernels:shapes"', "[{ N = 64 }, { N = [64, 128] }]"))
-    with pytest.raises(SpecError, match="listed twice|declared already"):
+    with pytest.raises(SpecError, match=r"listed twice|declared already"):
         project.build()
 
 

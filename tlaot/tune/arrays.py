@@ -211,4 +211,4 @@ def _largest(dtype: str) -> int:
         return 1
     match = re.search(r"\d+", dtype)
     bits = int(match[0]) if match else 8
-    return 2**bits - 1 if dtype.startswith("uint") else 2 ** (bits - 1) - 1
+    return (1 << bits) - 1 if dtype.startswith("uint") else (1 << (bits - 1)) - 1

@@ -121,11 +121,10 @@ def _work_folder(project: Path) -> Path:
     folder = project / "build" / "tlaot"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = tempfile.TemporaryFile(dir=folder)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except OSError:
         return Path(tempfile.mkdtemp(prefix="tlaot-"))
-    probe.close()
-    return folder
 
 
 def _modules(kernel: KernelSpec) -> list[str]:

@@ -7,7 +7,6 @@ process that may import the author's code.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import sys
@@ -18,6 +17,18 @@ from typing import Any
 
 from ..errors import SpecError
 from ..target import Target, parse_target
+from .tables import (
+    callable_name,
+    checked_callable,
+    fold,
+    nearest,
+    number,
+    optional,
+    refuse_unknown,
+    required,
+    required_callable,
+    table_of,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,7 +42,6 @@ SPEC_NAME = "tltune.toml"
 # Target kinds that each frontend can lower to.
 FRONTEND_TARGETS = {"tvm": ("llvm", "cuda"), "tilelang": ("cuda", "c")}
 
-_CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SCALARS = (bool, int, float, str)
 
@@ -132,8 +142,8 @@ def find_spec(project: Path) -> Path | None:
         except ValueError:
             tool = None  # setuptools reports a malformed pyproject.toml itself
         if tool is not None:
-            _refuse_unknown(tool, ("spec",), f"{pyproject.name} [tool.tlaot]")
-            path = project / tool.get("spec", SPEC_NAME)
+            refuse_unknown(tool, ("spec",), f"{pyproject.name} [tool.tlaot]")
+            path = project.joinpath(str(tool.get("spec", SPEC_NAME)))
             if not path.is_file():
                 raise SpecError(
                     f"{pyproject.name} [tool.tlaot]", f"there is no file {path.name}", "Write it, or remove the table."
@@ -159,9 +169,9 @@ def read_spec(path: Path) -> Spec:
         raise SpecError(
             where, f"is not valid TOML: {error}", "Correct the file at the place that the message names."
         ) from None
-    _refuse_unknown(body, ("tlaot", "target", "kernel"), where)
-    head = _fold(_table(body, "tlaot", where), ("package", "targets", "when_available"), f"{where} [tlaot]")
-    package = _required(head, "package", str, f"{where} [tlaot]")
+    refuse_unknown(body, ("tlaot", "target", "kernel"), where)
+    head = fold(table_of(body, "tlaot", where), ("package", "targets", "when_available"), f"{where} [tlaot]")
+    package = required(head, "package", str, f"{where} [tlaot]")
     if not all(_NAME.fullmatch(part) for part in package.split(".")):
         raise SpecError(
             f"{where} [tlaot] package",
@@ -175,7 +185,7 @@ def read_spec(path: Path) -> Spec:
         raise SpecError(where, "declares no kernel", "Add a [[kernel]] table (two pairs of brackets).")
     kernels = tuple(_read_kernel(table, index, defaults, where) for index, table in enumerate(tables))
     _refuse_overlap(kernels)
-    devices = _read_devices(_table(body, "target", where), where)
+    devices = _read_devices(table_of(body, "target", where), where)
     spec = Spec(path, package, kernels, devices, optional)
     for place, target in [(f'[target."{t}"]', t) for t in devices] + [
         ("[tlaot] when-available", str(t)) for t in optional
@@ -208,44 +218,44 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
         raise SpecError(where, f"is not a table, got {table!r}", "Write [[kernel]] on a line of its own.")
     if isinstance(table.get("name"), str):
         where += f" ({table['name']})"
-    keys = _fold(table, _KERNEL_KEYS, where)
-    name = _required(keys, "name", str, where)
+    keys = fold(table, _KERNEL_KEYS, where)
+    name = required(keys, "name", str, where)
     if not _NAME.fullmatch(name):
         raise SpecError(f"{where} name", f"is not a Python name, got {name!r}", "Users call it as kernels.<name>(...).")
-    frontend = _required(keys, "frontend", str, where)
+    frontend = required(keys, "frontend", str, where)
     if frontend not in FRONTEND_TARGETS:
         raise SpecError(
             f"{where} frontend",
-            f"unknown frontend {frontend!r}{_nearest(frontend, FRONTEND_TARGETS)}",
+            f"unknown frontend {frontend!r}{nearest(frontend, FRONTEND_TARGETS)}",
             f"Known: {', '.join(FRONTEND_TARGETS)}.",
         )
-    check = _optional(keys, "check", bool, where, True)
-    reference = _callable(keys, "reference", where)
+    check = optional(keys, "check", bool, where, True)
+    reference = callable_name(keys, "reference", where)
     if check and reference is None:
         raise SpecError(
             where,
             "has no reference to check candidates against",
             'Add reference = "module:function", or check = false to package a kernel whose results nobody compared.',
         )
-    ratio = _number(keys, "max_mismatched_ratio", where, 0.01)
+    ratio = number(keys, "max_mismatched_ratio", where, 0.01)
     assert ratio is not None
     return KernelSpec(
         name=name,
         frontend=frontend,
-        factory=_required_callable(keys, "factory", where),
+        factory=required_callable(keys, "factory", where),
         targets=_kernel_targets(keys, frontend, defaults, where),
         shapes=_read_shapes(keys.get("shapes"), where),
         configs=_read_configs(keys, where),
         where=where,
-        inputs=_callable(keys, "inputs", where),
+        inputs=callable_name(keys, "inputs", where),
         reference=reference,
         check=check,
         out_idx=_read_out_idx(keys.get("out_idx"), where),
-        rtol=_number(keys, "rtol", where, None),
-        atol=_number(keys, "atol", where, None),
+        rtol=number(keys, "rtol", where, None),
+        atol=number(keys, "atol", where, None),
         max_mismatched_ratio=ratio,
-        pass_configs=_optional(keys, "pass_configs", dict, where, {}),
-        profile=_read_profile(_optional(keys, "profile", dict, where, {}), f"{where} profile"),
+        pass_configs=optional(keys, "pass_configs", dict, where, {}),
+        profile=_read_profile(optional(keys, "profile", dict, where, {}), f"{where} profile"),
     )
 
 
@@ -277,7 +287,7 @@ def _kernel_targets(
 def _read_shapes(value: Any, where: str) -> tuple[Mapping[str, Any], ...] | str:
     where = f"{where} shapes"
     if isinstance(value, str):
-        return _checked_callable(value, where)
+        return checked_callable(value, where)
     tables = [value] if isinstance(value, dict) else value
     if not isinstance(tables, list) or not tables:
         raise SpecError(
@@ -299,7 +309,7 @@ def _read_configs(keys: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any
     elif "configs" not in keys:
         return ({},)  # a kernel with nothing to tune is compiled and checked all the same
     elif isinstance(keys["configs"], str):
-        return _checked_callable(keys["configs"], f"{where} configs")
+        return checked_callable(keys["configs"], f"{where} configs")
     else:
         tables = keys["configs"]
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
@@ -344,15 +354,15 @@ def _read_out_idx(value: Any, where: str) -> tuple[int, ...] | None:
 
 
 def _read_profile(table: Mapping[str, Any], where: str) -> Profile:
-    keys = _fold(table, ("warmup", "rep", "timeout", "compile_timeout", "backend"), where)
-    backend = _optional(keys, "backend", str, where, "auto")
+    keys = fold(table, ("warmup", "rep", "timeout", "compile_timeout", "backend"), where)
+    backend = optional(keys, "backend", str, where, "auto")
     known = ("auto", "wall", "cudagraph", "event")
     if backend not in known:
         raise SpecError(
-            f"{where} backend", f"unknown backend {backend!r}{_nearest(backend, known)}", f"Known: {', '.join(known)}."
+            f"{where} backend", f"unknown backend {backend!r}{nearest(backend, known)}", f"Known: {', '.join(known)}."
         )
     numbers = {
-        key: _number(keys, key, where, getattr(Profile, key)) for key in ("warmup", "rep", "timeout", "compile_timeout")
+        key: number(keys, key, where, getattr(Profile, key)) for key in ("warmup", "rep", "timeout", "compile_timeout")
     }
     for key in ("rep", "timeout", "compile_timeout"):
         if not numbers[key]:
@@ -361,7 +371,7 @@ def _read_profile(table: Mapping[str, Any], where: str) -> Profile:
 
 
 def _read_devices(table: Mapping[str, Any], file: str) -> dict[str, Mapping[str, Any]]:
-    devices = {}
+    devices: dict[str, Mapping[str, Any]] = {}
     for text, overrides in table.items():
         where = f'{file} [target."{text}"]'
         target = parse_target(text, where)
@@ -392,74 +402,3 @@ def _refuse_overlap(kernels: Sequence[KernelSpec]) -> None:
                         kernel.where, f"{target} {dict(shape)} is declared already by {seen[key]}", "Keep one of them."
                     )
                 seen[key] = kernel.where
-
-
-def _table(body: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    value = body.get(key, {})
-    if not isinstance(value, dict):
-        raise SpecError(f"{where} {key}", f"is not a table, got {value!r}", f"Write [{key}] on a line of its own.")
-    return value
-
-
-def _fold(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
-    folded = {key.replace("-", "_"): value for key, value in table.items()}
-    if len(folded) != len(table):
-        raise SpecError(where, "has a key twice, once with '-' and once with '_'", "Keep one of them.")
-    _refuse_unknown(folded, known, where)
-    return folded
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in table:
-        if key not in known:
-            raise SpecError(where, f"unknown key {key!r}{_nearest(key, known)}", f"Known keys: {', '.join(known)}.")
-
-
-def _nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    match = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {match[0]!r}?" if match else ""
-
-
-def _required(keys: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
-    if key not in keys:
-        raise SpecError(where, f"lacks the key {key!r}", f"Add {key} = ...")
-    return _typed(keys[key], key, kind, where)
-
-
-def _optional(keys: Mapping[str, Any], key: str, kind: type, where: str, default: Any) -> Any:
-    return _typed(keys[key], key, kind, where) if key in keys else default
-
-
-def _typed(value: Any, key: str, kind: type, where: str) -> Any:
-    if not isinstance(value, kind):
-        names = {str: "a string", bool: "true or false", dict: "a table"}
-        raise SpecError(f"{where} {key}", f"is not {names[kind]}, got {value!r}", "Correct the value.")
-    return value
-
-
-def _number(keys: Mapping[str, Any], key: str, where: str, default: float | None) -> float | None:
-    value = keys.get(key, default)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise SpecError(f"{where} {key}", f"is not a number of zero or more, got {value!r}", "Correct the value.")
-    return float(value)
-
-
-def _callable(keys: Mapping[str, Any], key: str, where: str) -> str | None:
-    return _checked_callable(keys[key], f"{where} {key}") if key in keys else None
-
-
-def _required_callable(keys: Mapping[str, Any], key: str, where: str) -> str:
-    _required(keys, key, str, where)
-    return _checked_callable(keys[key], f"{where} {key}")
-
-
-def _checked_callable(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not _CALLABLE.fullmatch(value):
-        raise SpecError(
-            where,
-            f"does not name a callable, got {value!r}",
-            'Write "module:function", for instance "my_package.kernels:matmul".',
-        )
-    return value
