@@ -57,6 +57,7 @@ def plan_source(lowered: Lowered, target: Target, kernel_name: str) -> str:
         BuildError: The kernel needs something that the native part does not have.
     """
     _check_lookups(lowered, target, kernel_name)
+    _check_alignments(lowered, kernel_name)
     symbols = _symbols(lowered.params)
     parts = ['#include "tlaot.h"', ""]
     parts += _tables(lowered.params, symbols, kernel_name)
@@ -219,3 +220,10 @@ def _check_lookups(lowered: Lowered, target: Target, kernel_name: str) -> None:
                 f"the host code calls the function {name!r} of its compiler's runtime, which is not packaged",
                 "Write the kernel without it.",
             )
+
+
+def _check_alignments(lowered: Lowered, kernel_name: str) -> None:
+    aligns = [param.align for param in lowered.params] + [a for kernel in lowered.kernels for a in kernel.aligns]
+    for align in aligns:
+        if align & (align - 1) or not 0 <= align <= 4096:
+            raise BuildError(kernel_name, f"an alignment must be a power of two up to 4096, got {align}")

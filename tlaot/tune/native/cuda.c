@@ -259,7 +259,7 @@ static int store_argument(const tlaot_device_kernel *kernel, int i, const TVMFFI
     return 0;
   }
   *slot = (uint64_t)(uintptr_t)arg->v_ptr;
-  if (plan->align <= 1 || *slot % plan->align == 0) return 0;
+  if (plan->align <= 1 || (*slot & (plan->align - 1u)) == 0) return 0; /* a power of two */
   return tlaot_fail("ValueError",
                     "%s: %s: argument %d: misaligned pointer, expected an address that is a multiple of %u bytes, got "
                     "0x%llx", tlaot_the_plan.kernel, kernel->name, i, (unsigned)plan->align, (unsigned long long)*slot);

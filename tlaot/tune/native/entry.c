@@ -151,7 +151,7 @@ static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, i
   if (check_layout(plan, i, tensor, sizes, strides, empty)) return -1;
   uintptr_t address = (uintptr_t)tensor->data + tensor->byte_offset;
   if (*empty || param->align <= 1) return 0;
-  if (address % param->align)
+  if (address & (param->align - 1)) /* a power of two */
     return REFUSE("ValueError", plan, i, "misaligned data, expected an address that is a multiple of %u bytes, got 0x%llx",
                   (unsigned)param->align, (unsigned long long)address);
   return 0;

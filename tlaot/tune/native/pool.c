@@ -2,8 +2,10 @@
  *
  * One pool serves a process, whatever the number of executable.so files in it: the first file that launches registers its pool
  * under a global FFI name, the others find it there (executable.so is linked with -z nodelete, so its code stays).
- * Workers start at the first launch, spin briefly after work and then sleep on a futex. A launch that finds the pool
- * busy, or that comes from inside a task, runs in its own thread with one task. */
+ * Workers start at the first launch, spin briefly after work and then sleep on a futex. A job has a lane for each thread,
+ * which holds its tasks; whoever finishes early takes the lanes that no one has begun, so that a thread which
+ * the system keeps from running delays nobody. A launch that finds the pool busy, or that comes from inside a task, runs
+ * in its own thread with one task. */
 #define _GNU_SOURCE
 #include "tlaot.h"
 
@@ -47,7 +49,7 @@ struct barrier {
 static struct {
   _Atomic(uint32_t) busy;
   _Atomic(uint32_t) generation; /* a new value is a new job; workers sleep on it */
-  _Atomic(uint32_t) pending;    /* workers that have not finished; the caller sleeps on it */
+  _Atomic(uint32_t) pending;    /* lanes that are not done; the caller sleeps on it */
   _Atomic(uint32_t) sleepers;
   _Atomic(uint32_t) caller_sleeps;
   bool started;
@@ -61,6 +63,10 @@ static struct {
   struct barrier barrier;
   _Atomic(uint32_t) failed;
   void *error; /* FFI error object of the first task that failed */
+  /* The last generation in which each lane was claimed: every job claims each lane exactly once. */
+  struct {
+    _Alignas(64) _Atomic(uint32_t) claimed;
+  } lanes[MAX_THREADS];
 } pool;
 
 static _Thread_local bool in_task;
@@ -98,10 +104,10 @@ static bool spin_while(_Atomic(uint32_t) *word, uint32_t value) {
   return false;
 }
 
-/* Tasks first, first + step, ... of the current job, in this thread. */
-static void run_tasks(int first, int step) {
+/* The tasks of one lane, in this thread. */
+static void run_lane(uint32_t lane, uint32_t lanes) {
   in_task = true;
-  for (int task = first; task < pool.num_task; task += step) {
+  for (int task = (int)lane; task < pool.num_task; task += (int)lanes) {
     if (pool.lambda(task, &pool.env, pool.data) == 0) continue;
     void *error = NULL;
     TVMFFIErrorMoveFromRaised(&error);
@@ -109,6 +115,18 @@ static void run_tasks(int first, int step) {
     else if (error) TVMFFIObjectDecRef(error);
   }
   in_task = false;
+}
+
+/* Runs this thread's own lane of a job and then every lane that no one has begun. A thread that comes too late finds all
+ * of them claimed, and does not touch the job. */
+static void take_part(uint32_t own, uint32_t generation) {
+  uint32_t lanes = pool.workers + 1;
+  for (uint32_t i = 0; i < lanes; i++) {
+    uint32_t lane = (own + i) % lanes, before = generation - 1;
+    if (!atomic_compare_exchange_strong(&pool.lanes[lane].claimed, &before, generation)) continue;
+    run_lane(lane, lanes);
+    if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps)) futex_wake(&pool.pending);
+  }
 }
 
 static void *worker_main(void *argument) {
@@ -123,8 +141,7 @@ static void *worker_main(void *argument) {
       atomic_fetch_sub(&pool.sleepers, 1);
     }
     seen = atomic_load(&pool.generation);
-    run_tasks((int)index, (int)pool.workers + 1);
-    if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps)) futex_wake(&pool.pending);
+    take_part(index, seen);
   }
   return NULL;
 }
@@ -246,12 +263,10 @@ static int launch(parallel_lambda lambda, void *data, int num_task) {
   pool.env.sync_handle = pool.num_task <= (int)threads ? &pool.barrier : NULL;
   atomic_store(&pool.barrier.arrived, 0);
   atomic_store(&pool.caller_sleeps, 0);
-  if (pool.workers) {
-    atomic_store(&pool.pending, pool.workers);
-    atomic_fetch_add(&pool.generation, 1);
-    if (atomic_load(&pool.sleepers)) futex_wake(&pool.generation);
-  }
-  run_tasks(0, (int)threads);
+  atomic_store(&pool.pending, threads);
+  uint32_t generation = atomic_fetch_add(&pool.generation, 1) + 1;
+  if (atomic_load(&pool.sleepers)) futex_wake(&pool.generation);
+  take_part(0, generation);
   uint32_t left;
   while ((left = atomic_load(&pool.pending)) != 0) {
     if (spin_while(&pool.pending, left)) continue;
