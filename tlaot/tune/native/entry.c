@@ -74,7 +74,7 @@ static int check_scalar(const tlaot_plan *plan, int i, const TVMFFIAny *arg) {
   else if (param->bits < 64) high = (INT64_C(1) << param->bits) - 1;
   else low = INT64_MIN; /* uint64: the FFI carries its bits in an int64 */
   if (value >= low && value <= high) return 0;
-  return REFUSE("ValueError", plan, i, "value out of range, expected a %s, got %lld", name, (long long)value);
+  return REFUSE("ValueError", plan, i, "value out of range, expected %s, got %lld", name, (long long)value);
 }
 
 /* A symbolic extent takes the value of its first use; generated code keeps sizes in int32. */

@@ -213,8 +213,10 @@ static int start(void) {
   if (!hooked) pthread_atfork(NULL, NULL, forget_in_child);
   hooked = true;
   sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before); /* inherited: signals stay with the program's own threads */
+  sigfillset(&all); /* inherited: signals stay with the program's own threads, but for a thread's own faults */
+  static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&all, faults[i]);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   pool.spin = wanted <= affinity_cpus();
   atomic_store(&pool.generation, 0);
   /* Workers read `workers` only after a job is published. */
