@@ -25,6 +25,7 @@ from tlaot.build_hooks.elf import read_elf
 from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, requirements_of
 from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, Settings, read_settings, show_settings
 from tlaot.build_hooks.wheel_tag import audit_platform
+
 from tlaot.errors import BuildError, SpecError
 from tlaot.tune.spec import read_spec
 

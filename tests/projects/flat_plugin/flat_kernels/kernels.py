@@ -7,7 +7,7 @@ from typing import Any
 
 def add(N: int, lanes: int = 1) -> Any:
     """``c = a + b`` over N float32, ``lanes`` at a time."""
-    from tvm.script import tirx as T
+    from tvm.script import tirx as T  # noqa: N812
 
     @T.prim_func
     def main(a: T.handle, b: T.handle, c: T.handle):
