@@ -29,6 +29,9 @@ def _import_package(name: str, folder: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)  # as the import system does
 
 
 _import_package("tlaot", _ROOT / "tlaot")
