@@ -118,6 +118,8 @@ def test_what_nvcc_refuses_is_an_error_that_says_why(tmp_path: Path, nvcc: CudaC
     target = parse_target("cuda:sm_90a")
     with pytest.raises(BuildError, match='identifier "nonsense" is undefined'):
         compile_cuda(SOURCE.replace("* 2", "* nonsense"), target, (), tmp_path, 120, nvcc, "matmul")
+    with pytest.raises(BuildError, match="-lineinfo records paths of this machine in what ships"):
+        compile_cuda(SOURCE, target, ("-lineinfo",), tmp_path, 120, nvcc)
     with pytest.raises(BuildError, match="ran out of time"):
         compile_cuda(SOURCE, target, (), tmp_path, 0.05, nvcc)
     with pytest.raises(BuildError):

@@ -1,6 +1,6 @@
 """The host's C compiler and nvcc: finding them, and running them with a time limit.
 
-The environment is read by the caller and passed in; nothing here looks at ``os.environ``.
+The environment that decides what is found is passed in by the caller; the tools themselves inherit the process's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = [
 
 _INSTALL_CC = "Install one: apt-get install gcc g++ (Debian, Ubuntu), dnf install gcc gcc-c++ (Fedora), or set CC."
 _INSTALL_NVCC = "Install CUDA 12.8 or later, or: pip install 'nvidia-cuda-nvcc>=13' 'nvidia-cuda-runtime>=13' 'nvidia-cuda-cccl>=13'"
+_PLACE_FLAGS = ("-lineinfo", "--generate-line-info", "-G", "--device-debug", "-g", "--debug")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def run_tool(
     where: str,
     timeout: float,
     cwd: Path | None = None,
-    environ: Mapping[str, str] | None = None,
+    extra_environ: Mapping[str, str] | None = None,
 ) -> str:
     """Run a tool to its end; a time-out kills it and everything that it started.
 
@@ -117,7 +118,7 @@ def run_tool(
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env=None if environ is None else dict(environ),
+            env={**os.environ, **(extra_environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -217,7 +218,7 @@ def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> CudaC
 
 
 def _cuda_compiler(nvcc: Path, flags: tuple[str, ...], environ: Mapping[str, str]) -> CudaCompiler:
-    output = run_tool([str(nvcc), "--version"], "toolchain", 60, environ=environ)
+    output = run_tool([str(nvcc), "--version"], "toolchain", 60)
     match = re.search(r"release (\d+\.\d+)", output)
     if match is None:
         raise BuildError("toolchain", f"{nvcc} does not say its version", _INSTALL_NVCC)
@@ -257,6 +258,9 @@ def compile_cuda(
     Raises:
         BuildError: nvcc fails, runs out of time, or compiled for another architecture.
     """
+    for flag in flags:
+        if flag in _PLACE_FLAGS:
+            raise BuildError(where, f"{flag} records paths of this machine in what ships", "Remove the flag.")
     number = target.arch.removeprefix("sm_")
     command = [compiler.nvcc, "-cubin", "-O3", "-gencode", f"arch=compute_{number},code=sm_{number}"]
     command += ["--ptxas-options=-v", *([f"-ccbin={compiler.host}"] if compiler.host else [])]
@@ -265,7 +269,8 @@ def compile_cuda(
     with tempfile.TemporaryDirectory(prefix="nvcc-", dir=scratch) as folder:
         work = Path(folder)
         (work / "device_kernel.cu").write_text(source, encoding="utf-8")
-        log = run_tool(command, where, timeout, cwd=work)
+        # nvcc's own temporary files go with the folder, also when it is killed.
+        log = run_tool(command, where, timeout, cwd=work, extra_environ={"TMPDIR": folder})
         data = (work / "kernel.cubin").read_bytes()
     built, wanted = cubin_architecture(data, where), int(re.sub(r"\D", "", number))
     if built != wanted:
