@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
@@ -191,3 +192,33 @@ link_executable(lowered(host_program([]), [tensor("A", 8, written=True)]), None,
     assert [child.wait(120) for child in children] == [0, 0, 0]
     assert len({(tmp_path / str(i) / "executable.so").read_bytes() for i in range(3)}) == 1
     assert len(list((tmp_path / "scratch").iterdir())) == 1
+
+
+def test_objects_of_llvm(tmp_path: Path) -> None:
+    """A parallel kernel as TVM's llvm target writes it: weak pointers to the runtime, filled in at the link."""
+    if importlib.util.find_spec("tvm") is None:
+        pytest.skip("apache-tvm is not installed")
+    source = """
+import tvm
+from tvm import te
+from tvm.s_tir import Schedule
+A = te.placeholder((1024, 4), "float32", name="A")
+B = te.compute((1024, 4), lambda i, j: A[i, j] * 2 + 1, name="B")
+schedule = Schedule(te.create_prim_func([A, B]))
+schedule.parallel(schedule.get_loops(schedule.get_sblock("B"))[0])
+tvm.compile(schedule.mod, target=tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v2"})).mod.write_to_file(sys.argv[1])
+"""
+    run(source, tmp_path / "host.o")
+    params = [tensor("A", 1024, 4), tensor("B", 1024, 4, written=True)]
+    program = dataclasses.replace(lowered("", params), host_source=None, host_object=(tmp_path / "host.o").read_bytes())
+    path = build(program, tmp_path, target=parse_target("llvm:x86-64-v2"))
+    script = """
+f = open_call(sys.argv[1])
+a, b = np.random.rand(1024, 4).astype(np.float32), np.zeros((1024, 4), np.float32)
+before = len(os.listdir("/proc/self/task"))
+f(t(a), t(b))
+assert (b == a * 2 + 1).all()
+assert len(os.listdir("/proc/self/task")) > before
+assert not [name for name in sys.modules if name == "tvm" or name.startswith("tvm.")]
+"""
+    run(script, path, environ={"TLAOT_NUM_THREADS": "2"})
