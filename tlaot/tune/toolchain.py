@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sysconfig
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -191,7 +191,8 @@ def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> CudaC
 
     Args:
         environ: The environment.
-        packages: site-packages to look in; by default those of this interpreter.
+        packages: site-packages to look in; by default every folder of ``sys.path``, since pip's isolated build
+            environment is no environment of the interpreter's own.
 
     Raises:
         BuildError: There is none, or it cannot say its version.
@@ -206,8 +207,8 @@ def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> CudaC
     found = shutil.which("nvcc", path=environ.get("PATH"))
     if found:
         return _cuda_compiler(Path(found), (), environ)
-    nvidia = (packages or Path(sysconfig.get_path("purelib"))) / "nvidia"
-    for nvcc in sorted(nvidia.glob("cu*/bin/nvcc"), reverse=True):
+    folders = [packages] if packages is not None else [Path(entry) for entry in sys.path if entry]
+    for nvcc in (nvcc for folder in folders for nvcc in sorted(folder.glob("nvidia/cu*/bin/nvcc"), reverse=True)):
         root_dir = nvcc.parents[1]
         include = root_dir / "include"
         flags = [f"-I{d}" for d in (include, include / "cccl") if d.is_dir()]
