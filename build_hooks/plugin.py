@@ -20,6 +20,7 @@ def add_build_kernels(distribution: Distribution) -> None:
     """Add ``build_kernels`` to the ``build`` of a project that has a ``tltune.toml``; leave others alone."""
     if not has_spec(Path.cwd()) or "get_command_class" in vars(distribution):
         return
+    _check_setuptools()
     # Not by cmdclass: [tool.setuptools.cmdclass] is read later and replaces the whole dict, and then a wheel would
     # lack its kernels without a word. Command classes are looked up here whatever the project configures.
     vars(distribution)["get_command_class"] = _command_classes(distribution.get_command_class)
@@ -33,6 +34,17 @@ def has_spec(project: Path) -> bool:
         return "[tool.tlaot" in (project / "pyproject.toml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def _check_setuptools() -> None:
+    import setuptools
+    from setuptools.errors import SetupError
+
+    if int(setuptools.__version__.partition(".")[0]) < 77:
+        raise SetupError(
+            f"tlaot: needs setuptools 77 or newer to package kernels, got {setuptools.__version__}\n"
+            'Write requires = ["setuptools>=77", ...] in [build-system].'
+        )
 
 
 def _command_classes(configured: Callable[[str], type[Command]]) -> Callable[[str], type[Any]]:

@@ -462,3 +462,14 @@ def test_sub_command_answers_without_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert command.get_output_mapping() == {}
     command.editable_mode = True
     assert command.get_outputs() == []
+
+
+def test_old_setuptools_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import setuptools
+    from tlaot.build_hooks.plugin import add_build_kernels
+
+    monkeypatch.chdir(copy_project("flat_plugin", tmp_path / "project"))
+    distribution = setuptools.Distribution.__new__(setuptools.Distribution)
+    monkeypatch.setattr(setuptools, "__version__", "65.5.0")
+    with pytest.raises(setuptools.errors.SetupError, match=r"needs setuptools 77 or newer .* got 65\.5\.0"):
+        add_build_kernels(distribution)
