@@ -8,7 +8,10 @@ import threading
 import time
 
 import numpy as np
-import tvm_ffi
+
+sys.modules["torch"] = None  # tvm_ffi would import it where it is installed, which takes seconds
+
+import tvm_ffi  # noqa: E402
 
 __all__ = [
     "attempt",
