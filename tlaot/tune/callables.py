@@ -9,16 +9,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import SpecError
+from .parcel import PREFIX, open_parcel
 
 __all__ = ["call_with_known", "expand_configs", "expand_shapes", "resolve"]
 
 
 def resolve(name: str, where: str) -> Any:
-    """The object that ``"module:attribute"`` names.
+    """The object that ``"module:attribute"`` names, or that a parcel (``"pickle:<path>"``) holds.
 
     Raises:
         SpecError: The module cannot be imported, or has no such attribute.
     """
+    if name.startswith(PREFIX):
+        return open_parcel(name)
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
