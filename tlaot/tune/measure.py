@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ from .compile import EXECUTABLE, Built
 from .plan import Candidate, Workload, canonical
 from .timing import Timing
 
-__all__ = ["Measured", "measure_workload"]
+__all__ = ["Measured", "measure_workload", "merge_results"]
 
 # Candidates this close to the fastest are timed again, in turns: one pass cannot tell them apart.
 _FINALIST_MARGIN = 1.15
@@ -31,35 +33,62 @@ class Measured:
 
 def measure_workload(
     workload: Workload,
-    built: Sequence[tuple[Candidate, Built]],
-    child: Child,
+    built: Iterable[tuple[Candidate, Built]],
+    children: Sequence[Child],
     progress: Callable[[Candidate, Timing | Failed], None],
-) -> tuple[list[Measured | Failed], Timing | None]:
+    early_stop_factor: float | None = None,
+) -> tuple[dict[int, Measured | Failed], Timing | None]:
     """Measure the candidates of one workload.
 
     Args:
         workload: The workload.
-        built: Its candidates that compiled.
-        child: The measuring child of the target's device.
-        progress: Called with each result as it comes.
+        built: Its candidates that compiled; may yield them while others still compile.
+        children: Measuring children, one a device, of devices of one kind.
+        progress: Called with each result as it comes, from one thread a child.
+        early_stop_factor: A candidate whose first few calls take more than this times the best so far is not timed further; None
+            times all.
 
     Returns:
-        One result a candidate, in order, the finalists' from a second, interleaved round; and the reference's time, None
+        A result for each candidate's index, the finalists' from a second, interleaved round; and the reference's time, None
         where it has none.
     """
-    results: list[Measured | Failed] = []
-    for candidate, item in built:
-        request = {**_workload_request(workload, item), "op": "measure", "candidate": _candidate_request(item)}
-        timing = _timing(child.request(request, workload.kernel.profile.timeout))
-        progress(candidate, timing)
-        results.append(timing if isinstance(timing, Failed) else Measured(candidate, item, timing))
-    _time_finalists(workload, results, child)
-    return results, _time_reference(workload, results, child)
+    results: dict[int, Measured | Failed] = {}
+    waiting, lock = iter(built), threading.Lock()
+
+    def screen(child: Child) -> None:
+        while True:
+            with lock:
+                candidate, item = next(waiting, (None, None))
+                best = min((r.timing.latency for r in results.values() if isinstance(r, Measured)), default=None)
+            if candidate is None or item is None:
+                return
+            request = {**_workload_request(workload, item), "op": "measure", "candidate": _candidate_request(item)}
+            if early_stop_factor is not None and best is not None:
+                request["stop_above"] = best * early_stop_factor
+            timing = _timing(child.request(request, workload.kernel.profile.timeout))
+            progress(candidate, timing)
+            with lock:
+                results[candidate.index] = timing if isinstance(timing, Failed) else Measured(candidate, item, timing)
+
+    if len(children) == 1:
+        screen(children[0])
+    else:
+        with ThreadPoolExecutor(len(children)) as pool:
+            list(pool.map(screen, children))
+    _time_finalists(workload, results, children[0])
+    return results, _time_reference(workload, results, children[0])
 
 
-def _time_finalists(workload: Workload, results: list[Measured | Failed], child: Child) -> None:
+def merge_results(
+    outcomes: Sequence[Built | Failed], measured: Mapping[int, Measured | Failed]
+) -> list[Measured | Failed]:
+    """One result a config, in order: what compiling or measuring said of it."""
+    return [outcome if isinstance(outcome, Failed) else measured[index] for index, outcome in enumerate(outcomes)]
+
+
+def _time_finalists(workload: Workload, results: dict[int, Measured | Failed], child: Child) -> None:
     """Replace the timings of the fastest candidates by ones made in turns, so that drift of the machine hits all alike."""
-    measured = [(index, result) for index, result in enumerate(results) if isinstance(result, Measured)]
+    measured = [(index, result) for index, result in sorted(results.items()) if isinstance(result, Measured)]
     if len(measured) < 2:
         return
     measured.sort(key=lambda item: item[1].timing.latency)
@@ -81,8 +110,8 @@ def _time_finalists(workload: Workload, results: list[Measured | Failed], child:
         results[index] = Measured(result.candidate, result.built, best)
 
 
-def _time_reference(workload: Workload, results: Sequence[Measured | Failed], child: Child) -> Timing | None:
-    winner = next((result for result in results if isinstance(result, Measured)), None)
+def _time_reference(workload: Workload, results: Mapping[int, Measured | Failed], child: Child) -> Timing | None:
+    winner = next((result for result in results.values() if isinstance(result, Measured)), None)
     if winner is None or workload.kernel.reference is None:
         return None
     request = {**_workload_request(workload, winner.built), "op": "reference"}
@@ -106,7 +135,11 @@ def _workload_request(workload: Workload, built: Built) -> dict[str, Any]:
         "out_idx": list(built.out_idx),
         "shape": dict(workload.shape),
         "inputs": kernel.inputs,
+        "inputs_style": kernel.inputs_style,
+        "inputs_file": kernel.inputs_file,
+        "supply": dict(kernel.supply),
         "reference": kernel.reference,
+        "manual_check": kernel.manual_check,
         "check": kernel.check,
         "rtol": kernel.rtol,
         "atol": kernel.atol,

@@ -21,7 +21,7 @@ from .compile import EXECUTABLE, Built, Workshop, compile_candidates, expand_ker
 from .frontends import FRONTENDS
 from .journal import Journal
 from .machine import Machine, inspect_machine
-from .measure import Measured, measure_workload
+from .measure import Measured, measure_workload, merge_results
 from .package import Winner, write_package
 from .plan import Candidate, Workload
 from .record import digest_sources, load_record, make_record, record_key, save_record
@@ -280,9 +280,8 @@ def _measure_and_select(
     site: Site,
 ) -> Winner:
     built = [(c, outcome) for c, outcome in zip(candidates, outcomes, strict=True) if isinstance(outcome, Built)]
-    measured, reference = measure_workload(workload, built, child, site.journal.measured)
-    queue = iter(measured)
-    results = [next(queue) if isinstance(outcome, Built) else outcome for outcome in outcomes]
+    measured, reference = measure_workload(workload, built, [child], site.journal.measured)
+    results = merge_results(outcomes, measured)
     try:
         winner = select_winner(workload, results)
     except TuningError as error:

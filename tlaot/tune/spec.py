@@ -84,6 +84,10 @@ class KernelSpec:
         max_mismatched_ratio: Share of elements that may miss the tolerance (never by more than 10 times).
         pass_configs: Compiler pass options for every candidate.
         profile: How candidates are timed.
+        supply: How random inputs are made: ``type``, ``seed``, ``ranges`` of index tensors by parameter name.
+        manual_check: ``"module:function"`` called with the outputs and the reference's; raises or returns False.
+        inputs_style: What ``inputs`` is called with: a ``"shape"``'s items, or, from Python, ``"supply_prog"``: the parameters.
+        inputs_file: From Python: where the tensors of ``set_autotune_inputs`` were written.
         where: File and table, for messages.
     """
 
@@ -103,6 +107,10 @@ class KernelSpec:
     max_mismatched_ratio: float = 0.01
     pass_configs: Mapping[str, Any] = field(default_factory=dict)
     profile: Profile = Profile()
+    supply: Mapping[str, Any] = field(default_factory=dict)
+    manual_check: str | None = None
+    inputs_style: str = "shape"
+    inputs_file: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
