@@ -186,7 +186,8 @@ def test_a_spec_becomes_kernels_that_run(project: Project) -> None:
     assert latency["latency"] > 0 and latency["ref_latency"] > 0 and latency["default_latency"] > 0
     assert [p["name"] for p in json.loads((folder / "params.json").read_text())] == ["A", "B"]
     shipped = sorted(path.name for path in folder.iterdir())
-    assert shipped == ["best_config.json", "executable.so", "latency.json", "out_idx.json", "params.json"]
+    listed = ["best_config.json", "executable.so", "latency.json", "out_idx.json", "params.json", "variant.json"]
+    assert shipped == listed
     for path in output.rglob("*"):
         assert path.stat().st_mode & 0o044, f"{path} is not for other users to read"
     assert not list((project.folder / "build" / "tlaot").glob("run-*")), "intermediate files stayed behind"

@@ -56,7 +56,7 @@ def test_every_sample_kernel_is_there_with_its_files(members: dict[str, bytes]) 
     assert {"matmul", "softmax", "rms_norm"} <= set(kernels)
     assert all(any(variant["target"].startswith("llvm:") for variant in variants) for variants in kernels.values())
     for folder, variant in _variants(members):
-        assert {"executable.so", "best_config.json", "latency.json", "out_idx.json", "params.json"} <= set(variant["files"])
+        assert {"executable.so", "best_config.json", "latency.json", "out_idx.json", "params.json", "variant.json"} <= set(variant["files"])
         for name, digest in variant["files"].items():
             data = members[folder + name]
             assert (hashlib.sha256(data).hexdigest(), len(data)) == (digest["sha256"], digest["size"])

@@ -2,7 +2,8 @@
 
 ``<package>/_tlaot/manifest.json`` lists every packaged variant with its signature and
 the SHA-256 of each of its files. It is plain JSON, written with sorted keys, and carries a digest
-of itself, so that a damaged manifest is an error and never a wrong kernel.
+of itself, so that a damaged manifest is an error and never a wrong kernel. Each variant's folder has its own
+entry in it as ``variant.json``, so that a folder can be read, checked and loaded without the rest of the package.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from .errors import PackageError
 
 __all__ = [
     "FORMAT_VERSION",
+    "VARIANT_NAME",
     "FileDigest",
     "Kernel",
     "Manifest",
@@ -27,11 +29,14 @@ __all__ = [
     "dumps",
     "loads",
     "read_manifest",
+    "variant_dumps",
+    "variant_loads",
     "verify_file",
 ]
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
+VARIANT_NAME = "variant.json"
 FOLDER = "_tlaot"
 
 _REBUILD = "Reinstall the package; if you built it, build it again."
@@ -131,8 +136,7 @@ def dumps(manifest: Manifest) -> str:
         "writer": manifest.writer,
         "kernels": {name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()},
     }
-    body["digest"] = _body_digest(body)
-    return json.dumps(body, indent=1, sort_keys=True) + "\n"
+    return _seal(body)
 
 
 def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
@@ -141,25 +145,7 @@ def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
     Raises:
         PackageError: The text is not a manifest, is damaged, or is of a newer format.
     """
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PackageError(where, f"the kernel manifest is not valid JSON ({error})", _REBUILD) from None
-    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
-        raise PackageError(where, "the kernel manifest has no format version", _REBUILD)
-    if body["format"] != FORMAT_VERSION:
-        raise PackageError(
-            where,
-            f"the kernel manifest has format {body['format']}, this tlaot reads format {FORMAT_VERSION}",
-            "Upgrade tlaot (pip install -U tlaot)."
-            if body["format"] > FORMAT_VERSION
-            else "Build the package again with this tlaot.",
-        )
-    recorded = body.pop("digest", None)
-    if recorded != _body_digest(body):
-        raise PackageError(
-            where, "the kernel manifest does not match its own digest: it was changed or damaged", _REBUILD
-        )
+    body = _unseal(text, where, "the kernel manifest")
     try:
         return Manifest(
             package=body["package"],
@@ -171,6 +157,33 @@ def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise PackageError(where, f"the kernel manifest lacks a field ({error!r})", _REBUILD) from None
+
+
+def variant_dumps(kernel: str, variant: Variant) -> str:
+    """``variant.json``: the manifest's entry of one variant and the name of its kernel, with a digest of itself.
+
+    Of the folder's files it lists all but itself.
+    """
+    entry = _variant_to_json(variant)
+    entry["files"].pop(VARIANT_NAME, None)
+    return _seal({"format": FORMAT_VERSION, "kernel": kernel, **entry})
+
+
+def variant_loads(data: bytes, where: str = VARIANT_NAME) -> tuple[str, Variant]:
+    """Parse and check a ``variant.json``.
+
+    Returns:
+        The kernel's name, and the variant as the package's manifest has it (``files`` with ``variant.json`` itself).
+
+    Raises:
+        PackageError: The bytes are not a variant's entry, are damaged, or are of a newer format.
+    """
+    body = _unseal(data, where, "the variant's entry")
+    try:
+        kernel, variant = body["kernel"], _variant_from_json(body)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PackageError(where, f"the variant's entry lacks a field ({error!r})", _REBUILD) from None
+    return kernel, replace(variant, files={**variant.files, VARIANT_NAME: digest_of(data)})
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -204,6 +217,33 @@ def verify_file(path: Path, expected: FileDigest) -> None:
             f"the manifest says {expected.size} bytes with {expected.sha256[:12]}...",
             _REBUILD,
         )
+
+
+def _seal(body: dict[str, Any]) -> str:
+    """JSON of an object that carries its own digest."""
+    return json.dumps({**body, "digest": _body_digest(body)}, indent=1, sort_keys=True) + "\n"
+
+
+def _unseal(text: str | bytes, where: str, what: str) -> dict[str, Any]:
+    """The object that :func:`_seal` wrote, without its digest."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PackageError(where, f"{what} is not valid JSON ({error})", _REBUILD) from None
+    if not isinstance(body, dict) or not isinstance(body.get("format"), int):
+        raise PackageError(where, f"{what} has no format version", _REBUILD)
+    if body["format"] != FORMAT_VERSION:
+        raise PackageError(
+            where,
+            f"{what} has format {body['format']}, this tlaot reads format {FORMAT_VERSION}",
+            "Upgrade tlaot (pip install -U tlaot)."
+            if body["format"] > FORMAT_VERSION
+            else "Build the package again with this tlaot.",
+        )
+    recorded = body.pop("digest", None)
+    if recorded != _body_digest(body):
+        raise PackageError(where, f"{what} does not match its own digest: it was changed or damaged", _REBUILD)
+    return body
 
 
 def _body_digest(body: Mapping[str, Any]) -> str:

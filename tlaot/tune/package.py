@@ -1,4 +1,4 @@
-"""Lay out what ships: one folder a winner, and the manifest that names every byte."""
+"""Lay out what ships: one folder a variant, and the manifest that names every byte."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import os
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..manifest import MANIFEST_NAME, FileDigest, Kernel, Manifest, Variant, digest_of, dumps, param_to_json
+from ..errors import PackageError
+from ..manifest import (
+    MANIFEST_NAME,
+    VARIANT_NAME,
+    Kernel,
+    Manifest,
+    Variant,
+    digest_of,
+    dumps,
+    param_to_json,
+    variant_dumps,
+    variant_loads,
+)
 from ..target import Target
 from .compile import EXECUTABLE, Built
 from .files import dump_json
 from .plan import Workload
 
-__all__ = ["Winner", "write_package"]
+__all__ = ["Packed", "Winner", "pack_winner", "read_packed", "write_folders", "write_package", "write_packed"]
 
 _KEPT_SOURCES = ("kernel.cubin", "device_kernel.cu", "host_kernel.c")
+_AGAIN = "Remove the folder and tune again; if it is part of an installed package, reinstall that."
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,21 @@ class Winner:
     device: str
 
 
+@dataclass(frozen=True)
+class Packed:
+    """The folder of one variant, in memory.
+
+    Attributes:
+        kernel: Name of the kernel.
+        variant: The manifest's entry.
+        contents: The files by name; those that ``variant.files`` lists.
+    """
+
+    kernel: str
+    variant: Variant
+    contents: Mapping[str, bytes]
+
+
 def write_package(output: Path, package: str, writer: str, winners: Sequence[Winner], keep: bool) -> tuple[Path, ...]:
     """Write the folder that the wheel embeds; it appears whole, in place of what was there.
 
@@ -54,12 +82,23 @@ def write_package(output: Path, package: str, writer: str, winners: Sequence[Win
     Returns:
         The files, relative to ``output``, sorted.
     """
+    ordered = sorted(winners, key=lambda winner: winner.workload.path)
+    return write_folders(output, package, writer, (pack_winner(winner, keep) for winner in ordered))
+
+
+def write_folders(output: Path, package: str, writer: str, packed: Iterable[Packed]) -> tuple[Path, ...]:
+    """:func:`write_package` for folders that are packed already, such as saved results.
+
+    Raises:
+        PackageError: Two of them have one kernel, target and shape, or one names a place outside the package.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
         variants = defaultdict(list)
-        for winner in sorted(winners, key=lambda winner: winner.workload.path):
-            variants[winner.workload.kernel.name].append(_write_variant(staging, winner, keep))
+        for one in packed:
+            write_packed(_place(staging, one), one)
+            variants[one.kernel].append(one.variant)
         kernels = {name: Kernel(name, tuple(found)) for name, found in sorted(variants.items())}
         (staging / MANIFEST_NAME).write_text(dumps(Manifest(package, kernels, writer)), encoding="utf-8")
         os.chmod(staging, 0o755)  # mkdtemp's 0700 would reach the wheel
@@ -71,10 +110,9 @@ def write_package(output: Path, package: str, writer: str, winners: Sequence[Win
     return tuple(sorted(path.relative_to(output) for path in output.rglob("*") if path.is_file()))
 
 
-def _write_variant(root: Path, winner: Winner, keep: bool) -> Variant:
+def pack_winner(winner: Winner, keep: bool) -> Packed:
+    """The folder of a winner; ``keep`` says whether its sources and cubin are in it."""
     workload, built = winner.workload, winner.built
-    folder = root / workload.path
-    folder.mkdir(parents=True)
     contents = {
         EXECUTABLE: (built.folder / EXECUTABLE).read_bytes(),
         "best_config.json": dump_json({"config": dict(winner.config), "shape": dict(workload.shape)}),
@@ -85,12 +123,7 @@ def _write_variant(root: Path, winner: Winner, keep: bool) -> Variant:
     for name in _KEPT_SOURCES if keep else ():
         if (built.folder / name).is_file():
             contents[name] = (built.folder / name).read_bytes()
-    files: dict[str, FileDigest] = {}
-    for name, data in contents.items():
-        (folder / name).write_bytes(data)
-        (folder / name).chmod(0o755 if name == EXECUTABLE else 0o644)
-        files[name] = digest_of(data)
-    return Variant(
+    variant = Variant(
         target=str(workload.target),
         shape=workload.shape,
         config=winner.config,
@@ -98,7 +131,7 @@ def _write_variant(root: Path, winner: Winner, keep: bool) -> Variant:
         params=built.params,
         out_idx=built.out_idx,
         latency=winner.latency,
-        files=files,
+        files={name: digest_of(data) for name, data in contents.items()},
         frontend=built.frontend,
         properties={
             "variant": _variant_property(workload.target),
@@ -107,6 +140,70 @@ def _write_variant(root: Path, winner: Winner, keep: bool) -> Variant:
             "checked": workload.kernel.check,
         },
     )
+    kernel = workload.kernel.name
+    entry = variant_dumps(kernel, variant).encode()
+    files = {**variant.files, VARIANT_NAME: digest_of(entry)}
+    return Packed(kernel, replace(variant, files=files), {**contents, VARIANT_NAME: entry})
+
+
+def write_packed(folder: Path, packed: Packed) -> None:
+    """Write a variant's files; the folder is made where it does not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in packed.contents.items():
+        (folder / name).write_bytes(data)
+        (folder / name).chmod(0o755 if name == EXECUTABLE else 0o644)
+
+
+def read_packed(folder: Path) -> Packed:
+    """Read a variant's folder, in a package, a wheel's tree or anywhere else, and check every byte of it.
+
+    Raises:
+        PackageError: A file is missing, unreadable, or not the one that was packed; the message names it.
+    """
+    entry = _read(folder / VARIANT_NAME)
+    try:
+        kernel, variant = variant_loads(entry, str(folder / VARIANT_NAME))
+    except PackageError as error:
+        raise PackageError(error.where, error.what, _AGAIN) from None
+    contents = {VARIANT_NAME: entry}
+    for name, expected in variant.files.items():
+        if PurePosixPath(name).name != name or name == "..":
+            raise PackageError(str(folder / VARIANT_NAME), f"lists {name!r}, which is no file of its folder", _AGAIN)
+        if name == VARIANT_NAME:
+            continue
+        contents[name] = _read(folder / name)
+        found = digest_of(contents[name])
+        if found != expected:
+            raise PackageError(
+                str(folder / name),
+                f"the file is not the one that was packed: {found.size} bytes with SHA-256 {found.sha256[:12]}..., "
+                f"{VARIANT_NAME} says {expected.size} bytes with {expected.sha256[:12]}...",
+                _AGAIN,
+            )
+    if EXECUTABLE not in contents:
+        raise PackageError(str(folder / VARIANT_NAME), f"lists no {EXECUTABLE}", _AGAIN)
+    return Packed(kernel, variant, contents)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PackageError(str(path), f"a packed file cannot be read ({error.strerror})", _AGAIN) from None
+
+
+def _place(root: Path, packed: Packed) -> Path:
+    inside = PurePosixPath(packed.variant.path)
+    if inside.is_absolute() or ".." in inside.parts or not inside.parts:
+        raise PackageError(packed.kernel, f"names the folder {packed.variant.path!r}, outside the package", _AGAIN)
+    folder = root.joinpath(*inside.parts)
+    if folder.exists():
+        raise PackageError(
+            packed.kernel,
+            f"has two variants of {packed.variant.target} and {dict(packed.variant.shape)}",
+            "Pack one of them.",
+        )
+    return folder
 
 
 def _variant_property(target: Target) -> str:
