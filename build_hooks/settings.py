@@ -28,7 +28,20 @@ neither ``os.environ`` nor a module's global state changes."""
 PREFIX = "TLAOT_"
 TUNE_CHOICES = ("on", "off", "force")
 KEYS = ("tune", "targets", "jobs", "keep")
-RUN_TIME_VARIABLES = ("TLAOT_NUM_THREADS",)
+# Of kernels at run time and of the autotuner in Python (its autotuner/settings.py has the same list; a test compares
+# them): a build leaves them alone.
+RUN_TIME_VARIABLES = (
+    "TLAOT_NUM_THREADS",
+    "TLAOT_CACHE_DIR",
+    "TLAOT_DISABLE_CACHE",
+    "TLAOT_AUTO_TUNING_DISABLE_CACHE",
+    "TLAOT_AUTO_TUNING_CPU_UTILITIES",
+    "TLAOT_AUTO_TUNING_CPU_COUNTS",
+    "TLAOT_AUTO_TUNING_MAX_CPU_COUNT",
+    "TLAOT_DEFAULT_TARGET",
+    "TLAOT_EXECUTION_BACKEND",
+    "TLAOT_VERBOSE",
+)
 
 # What setuptools.build_meta itself reads of config_settings.
 SETUPTOOLS_KEYS = (
