@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -112,10 +114,10 @@ def write_folders(output: Path, package: str, writer: str, packed: Iterable[Pack
 
 def pack_winner(winner: Winner, keep: bool) -> Packed:
     """The folder of a winner; ``keep`` says whether its sources and cubin are in it."""
-    workload, built = winner.workload, winner.built
+    workload, built, config = winner.workload, winner.built, _plain(dict(winner.config))
     contents = {
         EXECUTABLE: (built.folder / EXECUTABLE).read_bytes(),
-        "best_config.json": dump_json({"config": dict(winner.config), "shape": dict(workload.shape)}),
+        "best_config.json": dump_json({"config": config, "shape": dict(workload.shape)}),
         "latency.json": dump_json(dict(winner.latency)),
         "out_idx.json": dump_json(list(built.out_idx)),
         "params.json": dump_json([param_to_json(param) for param in built.params]),
@@ -126,7 +128,7 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
     variant = Variant(
         target=str(workload.target),
         shape=workload.shape,
-        config=winner.config,
+        config=config,
         path=workload.path,
         params=built.params,
         out_idx=built.out_idx,
@@ -204,6 +206,24 @@ def _place(root: Path, packed: Packed) -> Path:
             "Pack one of them.",
         )
     return folder
+
+
+def _plain(value: Any) -> Any:
+    """A config as JSON: what JSON lacks (a dtype, a function, an enumeration's member) as what a person calls it."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    name = getattr(value, "__qualname__", None)  # str() of a function has its address in it
+    return str(value) if name is None else f"{getattr(value, '__module__', '')}.{name}".lstrip(".")
 
 
 def _variant_property(target: Target) -> str:

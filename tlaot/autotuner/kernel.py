@@ -1,0 +1,226 @@
+"""``TunedKernel``: one compiled kernel with the interface of TileLang's ``JITKernel``, on the run-time loader."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import CallError, LoadError, PackageError
+from ..manifest import FileDigest, Param
+from ..runtime.call import describe, make_caller
+from ..runtime.load import EXECUTABLE, Kernel
+from ..target import Target, parse_target
+from ..tune.arrays import Arrays, NumpyArrays, Supply, TorchArrays
+from ..tune.files import write_atomically
+from ..tune.package import Packed
+
+__all__ = ["TunedKernel", "open_packed"]
+
+_DEVICE_SOURCE, _HOST_SOURCE = "device_kernel.cu", "host_kernel.c"
+
+# What this process has loaded: contents in order by the folder they were loaded from, and content by file.
+_contents_of: dict[str, list[FileDigest]] = {}
+_content_of: dict[tuple[int, int], FileDigest] = {}
+
+
+class TunedKernel(Kernel):
+    """One compiled kernel; calling it runs it.
+
+    A call takes the inputs, and gives the output or a list of several (``out_idx``); or it takes all parameters, and
+    writes the outputs in place. It is loaded when the object is made, and needs its folder no more.
+
+    Attributes:
+        name: Name of the kernel.
+        packed: Its folder in memory.
+    """
+
+    def __init__(self, packed: Packed, folder: Path) -> None:
+        # The folder is the variant's own.
+        one = replace(packed.variant, path=".")
+        super().__init__(packed.kernel, packed.kernel, [one], folder)
+        self.packed = packed
+        self._call = self._module(one)["tlaot_call"]
+
+    @property
+    def params(self) -> list[Param]:
+        """Parameters in order, with ``name``, ``dtype`` and ``shape`` (a string for a symbolic size, None for a scalar)."""
+        return list(self.packed.variant.params)
+
+    @property
+    def out_idx(self) -> list[int]:
+        """Positions of the outputs that a call may leave out."""
+        return list(self.packed.variant.out_idx)
+
+    @property
+    def target(self) -> Target:
+        """What it was compiled for."""
+        return parse_target(self.packed.variant.target)
+
+    @property
+    def latency(self) -> float | None:
+        """Median time of one call in ms when it was tuned; None: it was compiled and not tuned."""
+        return self.packed.variant.latency.get("latency")
+
+    @property
+    def ref_latency(self) -> float | None:
+        """Median time of the reference in ms; None where there was none."""
+        return self.packed.variant.latency.get("ref_latency")
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The config that won, a copy; None: it was compiled and not tuned."""
+        return None if self.latency is None else copy.deepcopy(dict(self.packed.variant.config))
+
+    def get_tuner_result(self) -> dict[str, Any]:
+        """``{"latency", "config", "ref_latency"}``.
+
+        Raises:
+            ValueError: The kernel was not tuned.
+        """
+        if self.latency is None:
+            raise ValueError("Tuning results are not available. Please tune the kernel first.")
+        return {"latency": self.latency, "config": self.config, "ref_latency": self.ref_latency}
+
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
+        """The device code, CUDA; of a CPU kernel the C code. ``kernel_only`` is TileLang's and changes nothing.
+
+        Raises:
+            PackageError: The folder has no sources.
+        """
+        return self._source(_DEVICE_SOURCE if _DEVICE_SOURCE in self.packed.contents else _HOST_SOURCE)
+
+    def get_host_source(self) -> str:
+        """The host code, C.
+
+        Raises:
+            PackageError: The folder has no sources.
+        """
+        return self._source(_HOST_SOURCE)
+
+    @property
+    def kernel_source(self) -> str:
+        return self.get_kernel_source()
+
+    @property
+    def host_source(self) -> str:
+        return self.get_host_source()
+
+    def export_sources(self, kernel_path: str | Path | None = None, host_path: str | Path | None = None) -> None:
+        """Write the sources to files."""
+        if kernel_path is not None:
+            write_atomically(Path(kernel_path), self.get_kernel_source().encode())
+        if host_path is not None:
+            write_atomically(Path(host_path), self.get_host_source().encode())
+
+    def export_library(self, kernel_file: str | Path) -> None:
+        """Write the shared library to a file; ``tvm_ffi.load_module(path)["tlaot_call"]`` takes all parameters."""
+        path = Path(kernel_file)
+        write_atomically(path, self.packed.contents[EXECUTABLE])
+        path.chmod(0o755)
+
+    def do_bench(
+        self,
+        warmup: float = 25,
+        rep: float = 100,
+        backend: str = "auto",
+        input_tensors: Sequence[Any] | None = None,
+        device: int | None = None,
+    ) -> float:
+        """Median time of one call in ms, with the clocks of tuning; Python's part of a call is not in it.
+
+        Args:
+            warmup, rep: Kernel time in ms before the first sample, and over which samples are taken.
+            backend: ``"auto"``, ``"cudagraph"`` or ``"event"``; ``"wall"`` or ``"auto"`` on the CPU.
+            input_tensors: Arguments of a call; None makes random ones.
+            device: Ordinal of the GPU; None takes torch's current one.
+
+        Raises:
+            CallError: Random values suit no scalar and no symbolic size: pass ``input_tensors``.
+        """
+        from ..tune.timing import time_cuda, time_wall
+
+        if not self.target.is_cuda:
+            return time_wall(self._bench_call(input_tensors, None), warmup, rep).latency
+        import torch
+
+        with torch.cuda.device(torch.cuda.current_device() if device is None else device):
+            call = self._bench_call(input_tensors, torch.cuda.current_device())
+            return time_cuda(call, warmup, rep, backend).latency
+
+    def _bench_call(self, inputs: Sequence[Any] | None, device: int | None) -> Callable[[], Any]:
+        """One call with every argument there, without what the loader does once for each kind of arguments."""
+        params, out_idx = self.packed.variant.params, self.packed.variant.out_idx
+        given = self._random(device) if inputs is None else tuple(inputs)
+        returned = self(*given)  # refuses what does not fit, in the loader's words
+        if len(given) < len(params):
+            rest, made = iter(given), iter(returned if len(out_idx) > 1 else [returned])
+            made_at = dict(zip(out_idx, made, strict=True))
+            given = tuple(made_at[i] if i in made_at else next(rest) for i in range(len(params)))
+        described = describe(self.name, given, self._strides)
+        caller = make_caller(self.name, self.variants[0], self._call, described, given)
+        return lambda: caller(given)
+
+    def _random(self, device: int | None) -> tuple[Any, ...]:
+        """Random inputs of a call."""
+        variant = self.packed.variant
+        inputs = [(i, p) for i, p in enumerate(variant.params) if i not in variant.out_idx]
+        for _, param in inputs:
+            if param.shape is None or any(isinstance(size, str) for size in param.shape):
+                what = "is a scalar" if param.shape is None else f"has the symbolic sizes {param.shape}"
+                raise CallError(
+                    f"{self.name}: argument {param.name}", f"{what}, which no random value suits", "Pass input_tensors."
+                )
+        arrays: Arrays = NumpyArrays() if device is None else TorchArrays(f"cuda:{device}")
+        return tuple(arrays.supply(param, {}, index, Supply()) for index, param in inputs)
+
+    def _source(self, name: str) -> str:
+        data = self.packed.contents.get(name)
+        if data is not None:
+            return data.decode()
+        if self.target.kind == "llvm":
+            what, remedy = "has no source: LLVM writes machine code", "Print the PrimFunc that the factory returns."
+        else:
+            what, remedy = f"has no {name}: the package was built without sources", "Build with -C keep=on."
+        raise PackageError(self.name, what, remedy)
+
+
+def open_packed(packed: Packed, folder: Path) -> TunedKernel:
+    """Load a variant from the folder that it was read from.
+
+    Raises:
+        PackageError: The library was changed since it was read.
+        LoadError: The dynamic linker refuses it, or it was overwritten in place while this process had it loaded.
+    """
+    digest = packed.variant.files[EXECUTABLE]
+    real = os.path.realpath(folder)
+    number = _number_of(os.path.join(real, EXECUTABLE))
+    if number is not None and _content_of.get(number, digest) != digest:
+        raise LoadError(
+            os.path.join(real, EXECUTABLE),
+            "was overwritten in place after this process had loaded it",
+            "Start a new process; replace folders as a whole, as save_to_disk does.",
+        )
+    # The dynamic linker goes by the name: of a name that it knows it gives the old library, whatever is there now.
+    # So each further content of one folder is loaded under another spelling of the folder's name.
+    seen = _contents_of.setdefault(real, [])
+    new = digest not in seen
+    if new:
+        seen.append(digest)
+    kernel = TunedKernel(packed, Path(real, *(["..", os.path.basename(real)] * seen.index(digest))))
+    if (
+        number is not None and new
+    ):  # otherwise the linker has given the library that it had, and this file is free to go
+        _content_of[number] = digest
+    return kernel
+
+
+def _number_of(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
