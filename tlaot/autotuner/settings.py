@@ -6,6 +6,7 @@ is as good as none.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -121,11 +122,7 @@ def log_path() -> Path:
     Returns:
         An absolute path; ``/dev/null`` where no folder takes the file.
     """
-    folders = [
-        Path.cwd,
-        lambda: read_settings().cache_dir,
-        lambda: Path(tempfile.gettempdir()) / f"tlaot-{os.getuid()}",
-    ]
+    folders: list[Callable[[], Path]] = [Path.cwd, lambda: read_settings().cache_dir, _private_folder]
     for give in folders:
         try:
             folder = give().absolute()
@@ -135,6 +132,12 @@ def log_path() -> Path:
         except OSError:  # read-only, another user's, deleted
             continue
     return Path(os.devnull)
+
+
+@functools.lru_cache(maxsize=1)
+def _private_folder() -> Path:
+    # Not a fixed name: in a shared temporary folder another user could lay a link there first.
+    return Path(tempfile.mkdtemp(prefix="tlaot-"))
 
 
 def resolve_num_workers(n_tasks: int, settings: Settings | None = None, available: int | None = None) -> int:
@@ -237,8 +240,8 @@ def _home(environ: Mapping[str, str]) -> Path:
         return Path(environ["HOME"])
     try:
         return Path.home()
-    except RuntimeError:  # a user id without an entry, as containers have
-        return Path(f"/tmp/tlaot-{os.getuid()}")
+    except RuntimeError:  # a user id without an entry, as containers have: their HOME is mostly this
+        return Path("/")
 
 
 def _flag(name: str, text: str) -> bool:
