@@ -20,6 +20,8 @@ from tlaot.manifest import (
     dumps,
     loads,
     read_manifest,
+    variant_dumps,
+    variant_loads,
     verify_file,
 )
 
@@ -100,6 +102,37 @@ def test_what_is_no_manifest(text: str) -> None:
     """Other JSON, no JSON, and JSON that is nested too deeply to read."""
     with pytest.raises(PackageError) as caught:
         loads(text.encode("latin-1"), "here.json")
+    assert caught.value.where == "here.json"
+    assert caught.value.remedy
+
+
+def test_a_variants_entry_stands_alone() -> None:
+    """``variant.json`` is the manifest's entry, lists every file but itself, and no damage is read as another."""
+    one = sample().kernels["mul"].variants[0]
+    data = variant_dumps("mul", one).encode()
+    kernel, found = variant_loads(data)
+    assert kernel == "mul"
+    assert found == dataclasses.replace(one, files={**one.files, "variant.json": digest_of(data)})
+    assert "variant.json" not in json.loads(data)["files"]
+    assert variant_dumps("mul", found).encode() == data, "an entry read and written again is the same"
+    for end in range(len(data.rstrip())):
+        with pytest.raises(PackageError):
+            variant_loads(data[:end])
+    for position in range(len(data)):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 7
+        try:
+            name, read = variant_loads(bytes(damaged))
+            assert (name, read.config, read.params) == ("mul", one.config, one.params)
+        except PackageError:
+            pass
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '{"format": "1"}', "[" * 100_000, "\xff", dumps(sample())])
+def test_what_is_no_variants_entry(text: str) -> None:
+    """Other JSON, no JSON, and the whole manifest."""
+    with pytest.raises(PackageError) as caught:
+        variant_loads(text.encode("latin-1"), "here.json")
     assert caught.value.where == "here.json"
     assert caught.value.remedy
 

@@ -22,9 +22,9 @@ import pytest
 from fixtures_runtime import compile_kernel, scalar, tensor
 
 import tlaot
-from tlaot.autotuner.args import CompileArgs
+from tlaot.autotuner.args import CompileArgs, TensorSupplyType
 from tlaot.autotuner.kernel import open_packed
-from tlaot.autotuner.result import AutotuneResult, result_from_winner, save_packed
+from tlaot.autotuner.result import AutotuneResult, restore_result, result_from_winner, save_packed
 from tlaot.errors import CallError, DispatchError, LoadError, PackageError
 from tlaot.manifest import Param, digest_of
 from tlaot.target import parse_target
@@ -225,6 +225,44 @@ def test_timing_a_kernel(winner: MakeWinner) -> None:
         assert free is not None
         with pytest.raises(CallError, match="Pass input_tensors"):
             free.do_bench()
+
+
+def test_a_profiler_checks_and_times(winner: MakeWinner) -> None:
+    kernel = result_from_winner(winner(), None).kernel
+    assert kernel is not None
+    profiler = kernel.get_profiler(TensorSupplyType.Normal)
+    profiler.assert_allclose(lambda a, b: a + b)
+    profiler.assert_allclose(lambda a, b: [a + b], input_tensors=arrays())
+    with pytest.raises(AssertionError, match="output C"):
+        profiler.assert_allclose(lambda a, b: a + b + 1)
+    with pytest.raises(AssertionError, match="the reference returned 2"):
+        profiler.assert_allclose(lambda a, b: [a, b])
+    assert profiler.run_once().shape == (4,)
+    assert 0 < profiler.do_bench(lambda a, b: a + b, warmup=1, rep=5) < 10
+    in_place = result_from_winner(
+        winner(1, out_idx=(), params=[tensor("A", 4), tensor("B", 4, written=True)]), None
+    ).kernel
+    assert in_place is not None
+    in_place.get_profiler().assert_allclose(lambda a, b: b)
+    free = result_from_winner(winner(2, [tensor("A", "n"), tensor("B", "n", written=True)], (1,)), None).kernel
+    assert free is not None
+    assert free.get_profiler().do_bench(warmup=1, rep=5, dynamic_symbolic_constraints={"n": 100}) > 0
+
+
+def test_a_loaded_result_gets_its_own_objects_back(winner: MakeWinner, tmp_path: Path) -> None:
+    """As for one that a cache holds: config with dtypes, factory, and a kernel that nobody else has."""
+    configs = [{"dtype": np.float32, "tile": (1, 2)}, {"dtype": np.float16, "tile": (1, 2)}]
+    result_from_winner(winner(config=configs[1]), None, tmp_path / "r")
+    loaded = AutotuneResult.load_from_disk(tmp_path / "r")
+    assert loaded is not None and loaded.kernel is not None
+    restored = restore_result(loaded, factory, iter(configs))
+    assert restored.kernel is not None
+    assert restored.config == configs[1] == restored.kernel.config == restored.kernel.get_tuner_result()["config"]
+    assert restored.func is factory
+    assert restored.kernel is not loaded.kernel
+    assert (restored.kernel(*arrays()) == loaded.kernel(*arrays())).all()
+    assert loaded.config == {"dtype": "numpy.float16", "tile": [1, 2]}
+    assert restore_result(loaded, factory, []).config == loaded.config
 
 
 # Saving
@@ -579,3 +617,81 @@ def test_another_process_reads_it(saved: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[5.0, 5.0, 5.0, 5.0]\n"
+
+
+PROJECT = """
+def scale(N, tile=1):
+    from tvm.script import tirx as T
+
+    @T.prim_func(s_tir=True)
+    def main(A: T.Buffer((N,), "float32"), B: T.Buffer((N,), "float32")):
+        for i in T.serial(N):
+            B[i] = A[i] * T.float32(2)
+    return main
+
+def fill(N, tile=1):
+    import tilelang.language as T
+
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=1) as bx:
+            for i in T.serial(N):
+                B[i] = A[i] * 2.0
+    return main
+
+def reference(a):
+    return a * 2.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("frontend", "distribution", "target", "function"),
+    [("tvm", "apache-tvm", "llvm", "scale"), ("tilelang", "tilelang", "c", "fill")],
+)
+def test_what_a_real_build_packs_is_a_result(
+    tmp_path: Path, frontend: str, distribution: str, target: str, function: str
+) -> None:
+    """From a spec through the whole pipeline to a package's folder, a result, a saved one, and a package again."""
+    from importlib import metadata
+
+    from tlaot.tune.pipeline import build_package
+
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"needs {distribution}")
+    (tmp_path / "kernels.py").write_text(PROJECT)
+    (tmp_path / "tltune.toml").write_text(
+        f"""[tlaot]
+package = "pk"
+targets = ["{target}"]
+[[kernel]]
+name = "scale"
+frontend = "{frontend}"
+factory = "kernels:{function}"
+shapes = [{{ N = 64 }}]
+space = {{ tile = [1, 2] }}
+reference = "kernels:reference"
+out-idx = [-1]
+profile = {{ warmup = 1, rep = 5, timeout = 30, compile-timeout = 60 }}
+"""
+    )
+    settings = SimpleNamespace(tune="on", targets=None, jobs=1, keep=True)
+    output = tmp_path / "out" / "_tlaot"
+    build_package(tmp_path / "tltune.toml", tmp_path, output, settings, lambda line: None)
+    (folder,) = {path.parent for path in output.rglob("variant.json")}
+    loaded = AutotuneResult.load_from_disk(folder, CompileArgs(target=target, out_idx=-1))
+    assert loaded is not None and loaded.kernel is not None
+    a = np.arange(64, dtype="f4")
+    assert (loaded.kernel(a) == 2 * a).all()
+    assert loaded.latency is not None and loaded.latency > 0
+    assert loaded.config in ({"tile": 1}, {"tile": 2})
+    assert (loaded.libcode is None) == (target == "llvm")
+    loaded.kernel.get_profiler().assert_allclose(lambda x: x * 2)
+    loaded.save_to_disk(tmp_path / "saved")
+    again = tmp_path / "again" / "_tlaot"
+    manifest = json.loads((output / "manifest.json").read_text())
+    files = write_folders(again, "pk", manifest["writer"], [read_packed(tmp_path / "saved")])
+    assert sorted(files) == sorted(path.relative_to(output) for path in output.rglob("*") if path.is_file())
+    for file in files:
+        assert (again / file).read_bytes() == (output / file).read_bytes(), file

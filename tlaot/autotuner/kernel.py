@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CallError, LoadError, PackageError
+from ..errors import LoadError, PackageError
 from ..manifest import FileDigest, Param
-from ..runtime.call import describe, make_caller
 from ..runtime.load import EXECUTABLE, Kernel
 from ..target import Target, parse_target
-from ..tune.arrays import Arrays, NumpyArrays, Supply, TorchArrays
 from ..tune.files import write_atomically
 from ..tune.package import Packed
+from ..tune.supply import Supply
+from .args import TensorSupplyType
+from .profiler import Profiler
 
 __all__ = ["TunedKernel", "open_packed"]
 
@@ -36,14 +36,26 @@ class TunedKernel(Kernel):
     Attributes:
         name: Name of the kernel.
         packed: Its folder in memory.
+        function: The FFI function, which takes all parameters.
     """
 
-    def __init__(self, packed: Packed, folder: Path) -> None:
+    def __init__(self, packed: Packed, folder: Path, config: Mapping[str, Any] | None = None) -> None:
         # The folder is the variant's own.
         one = replace(packed.variant, path=".")
         super().__init__(packed.kernel, packed.kernel, [one], folder)
         self.packed = packed
-        self._call = self._module(one)["tlaot_call"]
+        self.function: Callable[..., Any] = self._module(one)["tlaot_call"]
+        # The author's own objects, where they are at hand: JSON has none of a dtype.
+        self._config = _copied(packed.variant.config if config is None else config)
+
+    def copy(self, config: Mapping[str, Any] | None = None) -> TunedKernel:
+        """Another kernel object of the same loaded library; ``config`` as in :func:`open_packed`."""
+        made = TunedKernel.__new__(TunedKernel)
+        Kernel.__init__(made, self.name, self.name, self.variants, self._folder)
+        made._modules.update(self._modules)
+        made.packed, made.function = self.packed, self.function
+        made._config = _copied(self._config if config is None else config)
+        return made
 
     @property
     def params(self) -> list[Param]:
@@ -73,7 +85,7 @@ class TunedKernel(Kernel):
     @property
     def config(self) -> dict[str, Any] | None:
         """The config that won, a copy; None: it was compiled and not tuned."""
-        return None if self.latency is None else copy.deepcopy(dict(self.packed.variant.config))
+        return None if self.latency is None else _copied(self._config)
 
     def get_tuner_result(self) -> dict[str, Any]:
         """``{"latency", "config", "ref_latency"}``.
@@ -122,60 +134,13 @@ class TunedKernel(Kernel):
         write_atomically(path, self.packed.contents[EXECUTABLE])
         path.chmod(0o755)
 
-    def do_bench(
-        self,
-        warmup: float = 25,
-        rep: float = 100,
-        backend: str = "auto",
-        input_tensors: Sequence[Any] | None = None,
-        device: int | None = None,
-    ) -> float:
-        """Median time of one call in ms, with the clocks of tuning; Python's part of a call is not in it.
+    def get_profiler(self, tensor_supply_type: TensorSupplyType = TensorSupplyType.Auto) -> Profiler:
+        """What times and checks this kernel, with inputs of a kind."""
+        return Profiler(self, Supply(type=tensor_supply_type.name.lower()))
 
-        Args:
-            warmup, rep: Kernel time in ms before the first sample, and over which samples are taken.
-            backend: ``"auto"``, ``"cudagraph"`` or ``"event"``; ``"wall"`` or ``"auto"`` on the CPU.
-            input_tensors: Arguments of a call; None makes random ones.
-            device: Ordinal of the GPU; None takes torch's current one.
-
-        Raises:
-            CallError: Random values suit no scalar and no symbolic size: pass ``input_tensors``.
-        """
-        from ..tune.timing import time_cuda, time_wall
-
-        if not self.target.is_cuda:
-            return time_wall(self._bench_call(input_tensors, None), warmup, rep).latency
-        import torch
-
-        with torch.cuda.device(torch.cuda.current_device() if device is None else device):
-            call = self._bench_call(input_tensors, torch.cuda.current_device())
-            return time_cuda(call, warmup, rep, backend).latency
-
-    def _bench_call(self, inputs: Sequence[Any] | None, device: int | None) -> Callable[[], Any]:
-        """One call with every argument there, without what the loader does once for each kind of arguments."""
-        params, out_idx = self.packed.variant.params, self.packed.variant.out_idx
-        given = self._random(device) if inputs is None else tuple(inputs)
-        returned = self(*given)  # refuses what does not fit, in the loader's words
-        if len(given) < len(params):
-            rest, made = iter(given), iter(returned if len(out_idx) > 1 else [returned])
-            made_at = dict(zip(out_idx, made, strict=True))
-            given = tuple(made_at[i] if i in made_at else next(rest) for i in range(len(params)))
-        described = describe(self.name, given, self._strides)
-        caller = make_caller(self.name, self.variants[0], self._call, described, given)
-        return lambda: caller(given)
-
-    def _random(self, device: int | None) -> tuple[Any, ...]:
-        """Random inputs of a call."""
-        variant = self.packed.variant
-        inputs = [(i, p) for i, p in enumerate(variant.params) if i not in variant.out_idx]
-        for _, param in inputs:
-            if param.shape is None or any(isinstance(size, str) for size in param.shape):
-                what = "is a scalar" if param.shape is None else f"has the symbolic sizes {param.shape}"
-                raise CallError(
-                    f"{self.name}: argument {param.name}", f"{what}, which no random value suits", "Pass input_tensors."
-                )
-        arrays: Arrays = NumpyArrays() if device is None else TorchArrays(f"cuda:{device}")
-        return tuple(arrays.supply(param, {}, index, Supply()) for index, param in inputs)
+    def do_bench(self, *args: Any, **kwargs: Any) -> float:
+        """Median time of one call in ms; arguments as :meth:`Profiler.do_bench`."""
+        return self.get_profiler().do_bench(*args, **kwargs)
 
     def _source(self, name: str) -> str:
         data = self.packed.contents.get(name)
@@ -188,8 +153,13 @@ class TunedKernel(Kernel):
         raise PackageError(self.name, what, remedy)
 
 
-def open_packed(packed: Packed, folder: Path) -> TunedKernel:
+def open_packed(packed: Packed, folder: Path, config: Mapping[str, Any] | None = None) -> TunedKernel:
     """Load a variant from the folder that it was read from.
+
+    Args:
+        packed: The variant.
+        folder: The folder.
+        config: Its config with the author's own objects; None takes what the folder has.
 
     Raises:
         PackageError: The library was changed since it was read.
@@ -210,12 +180,21 @@ def open_packed(packed: Packed, folder: Path) -> TunedKernel:
     new = digest not in seen
     if new:
         seen.append(digest)
-    kernel = TunedKernel(packed, Path(real, *(["..", os.path.basename(real)] * seen.index(digest))))
+    kernel = TunedKernel(packed, Path(real, *(["..", os.path.basename(real)] * seen.index(digest))), config)
     if (
         number is not None and new
     ):  # otherwise the linker has given the library that it had, and this file is free to go
         _content_of[number] = digest
     return kernel
+
+
+def _copied(value: Any) -> Any:
+    """A copy of nested dicts and lists; what is in them is shared."""
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(item) for item in value) if type(value) in (list, tuple) else value
+    return value
 
 
 def _number_of(path: str) -> tuple[int, int] | None:

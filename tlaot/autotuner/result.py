@@ -10,8 +10,8 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from ..errors import LoadError, PackageError
 from ..manifest import VARIANT_NAME, Variant
 from ..target import Target, parse_target
 from ..tune.compile import EXECUTABLE
-from ..tune.package import Packed, Winner, pack_winner, read_packed, write_packed
+from ..tune.package import Packed, Winner, pack_winner, plain_config, read_packed, write_packed
 from .args import CompileArgs
 from .kernel import TunedKernel, open_packed
 
-__all__ = ["AutotuneResult", "TunedKernel", "result_from_winner", "save_packed"]
+__all__ = ["AutotuneResult", "TunedKernel", "restore_result", "result_from_winner", "save_packed"]
 
 _ATTEMPTS = 10
 
@@ -131,6 +131,26 @@ def result_from_winner(
         return _open(packed, Path(scratch, "result"), func, winner.config)
 
 
+def restore_result(
+    result: AutotuneResult, func: Callable[..., Any] | None, configs: Iterable[Mapping[str, Any]]
+) -> AutotuneResult:
+    """A loaded result with what JSON could not hold: its factory, and its config as the author wrote it.
+
+    The kernel is a new one, so the result shares nothing that can be changed with the one given.
+
+    Args:
+        result: What :meth:`AutotuneResult.load_from_disk` gave, or a cache.
+        func: The factory.
+        configs: The configs of the tuning, among which the result's own is.
+    """
+    if result.kernel is None:
+        return replace(result, func=func)
+    plain = result.kernel.packed.variant.config
+    config = next((config for config in configs if plain_config(config) == plain), None)
+    kernel = result.kernel.copy(config)
+    return replace(result, config=kernel.config, func=func, kernel=kernel)
+
+
 def save_packed(packed: Packed, path: str | Path) -> bool:
     """Write a variant's folder atomically.
 
@@ -169,15 +189,12 @@ def save_packed(packed: Packed, path: str | Path) -> bool:
 def _open(
     packed: Packed, folder: Path, func: Callable[..., Any] | None, config: Mapping[str, Any] | None = None
 ) -> AutotuneResult:
-    kernel = open_packed(packed, folder)
+    kernel = open_packed(packed, folder, config)
     try:
         libcode = kernel.get_kernel_source()
     except PackageError:
         libcode = None
-    found = kernel.config
-    if found is not None and config is not None:
-        found = dict(config)  # with the author's own objects, which JSON may lack
-    return AutotuneResult(kernel.latency, found, kernel.ref_latency, libcode, func, kernel)
+    return AutotuneResult(kernel.latency, kernel.config, kernel.ref_latency, libcode, func, kernel)
 
 
 def _is_complete(folder: Path) -> bool:

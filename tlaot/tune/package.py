@@ -31,7 +31,16 @@ from .compile import EXECUTABLE, Built
 from .files import dump_json
 from .plan import Workload
 
-__all__ = ["Packed", "Winner", "pack_winner", "read_packed", "write_folders", "write_package", "write_packed"]
+__all__ = [
+    "Packed",
+    "Winner",
+    "pack_winner",
+    "plain_config",
+    "read_packed",
+    "write_folders",
+    "write_package",
+    "write_packed",
+]
 
 _KEPT_SOURCES = ("kernel.cubin", "device_kernel.cu", "host_kernel.c")
 _AGAIN = "Remove the folder and tune again; if it is part of an installed package, reinstall that."
@@ -114,7 +123,7 @@ def write_folders(output: Path, package: str, writer: str, packed: Iterable[Pack
 
 def pack_winner(winner: Winner, keep: bool) -> Packed:
     """The folder of a winner; ``keep`` says whether its sources and cubin are in it."""
-    workload, built, config = winner.workload, winner.built, _plain(dict(winner.config))
+    workload, built, config = winner.workload, winner.built, plain_config(winner.config)
     contents = {
         EXECUTABLE: (built.folder / EXECUTABLE).read_bytes(),
         "best_config.json": dump_json({"config": config, "shape": dict(workload.shape)}),
@@ -146,6 +155,11 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
     entry = variant_dumps(kernel, variant).encode()
     files = {**variant.files, VARIANT_NAME: digest_of(entry)}
     return Packed(kernel, replace(variant, files=files), {**contents, VARIANT_NAME: entry})
+
+
+def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config as JSON: what JSON lacks (a dtype, a function, an enumeration's member) as what a person calls it."""
+    return {str(_plain(key)): _plain(value) for key, value in config.items()}
 
 
 def write_packed(folder: Path, packed: Packed) -> None:
@@ -209,7 +223,6 @@ def _place(root: Path, packed: Packed) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """A config as JSON: what JSON lacks (a dtype, a function, an enumeration's member) as what a person calls it."""
     if isinstance(value, Enum):
         return _plain(value.value)
     if value is None or isinstance(value, (bool, str)):
@@ -219,7 +232,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+        return plain_config(value)
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     name = getattr(value, "__qualname__", None)  # str() of a function has its address in it
