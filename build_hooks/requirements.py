@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["FRONTEND_REQUIRES", "NVCC_REQUIRES", "requirements_of"]
 
 FRONTEND_REQUIRES: dict[str, tuple[str, ...]] = {
-    "tvm": ("apache-tvm>=0.25.0.post1,<0.28", "numpy"),
-    "tilelang": ("tilelang>=0.1.15,<0.2", "numpy"),
+    "tvm": ("apache-tvm>=0.25.0.post1,<0.28", "cloudpickle", "numpy"),
+    "tilelang": ("tilelang>=0.1.15,<0.2", "cloudpickle", "numpy"),
 }
 
 
@@ -31,7 +31,7 @@ def requirements_of(spec: Spec, settings: Settings, environ: Mapping[str, str]) 
     """Requirements of the frontends and targets that this build compiles.
 
     A target that the spec builds only ``when-available`` is not made available by a download of gigabytes,
-    unless the settings name it.
+    unless the settings name it; Apache TVM for the CPU is asked for in any case.
     """
     if settings.tune == "off":
         return []
@@ -48,7 +48,8 @@ def requirements_of(spec: Spec, settings: Settings, environ: Mapping[str, str]) 
 def _is_built(target: Target, spec: Spec, settings: Settings) -> bool:
     if settings.targets is not None:
         return str(target) in settings.targets
-    return target not in spec.when_available
+    # apache-tvm alone is small; TileLang brings torch, and nvcc hundreds of megabytes.
+    return target.kind == "llvm" or target not in spec.when_available
 
 
 def _has_nvcc(environ: Mapping[str, str]) -> bool:
