@@ -7,7 +7,7 @@ import pytest
 
 from tlaot.errors import SpecError
 from tlaot.manifest import Param
-from tlaot.tune.arrays import NumpyArrays, bind_sizes
+from tlaot.tune.arrays import NumpyArrays, Supply, bind_sizes
 from tlaot.tune.check import Tolerance, compare, default_tolerance
 
 ARRAYS = NumpyArrays()
@@ -88,8 +88,8 @@ def test_the_shorter_the_type_the_looser() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16", "int8", "int64", "uint8", "bool"])
 def test_inputs_come_from_a_seed_and_poison_is_unlike_them(dtype: str) -> None:
     param = Param("A", dtype, (64, 3))
-    first, again = ARRAYS.random(param, {}, 0), ARRAYS.random(param, {}, 0)
-    other = ARRAYS.random(param, {}, 1)
+    first, again = ARRAYS.supply(param, {}, 0, Supply()), ARRAYS.supply(param, {}, 0, Supply())
+    other = ARRAYS.supply(param, {}, 1, Supply())
     assert ARRAYS.same_bits(first, again)
     assert not ARRAYS.same_bits(first, other)
     poisoned = ARRAYS.float64(ARRAYS.poisoned(param, {}))
@@ -106,6 +106,6 @@ def test_symbolic_sizes_are_bound_from_the_tensors_that_are_there() -> None:
     with pytest.raises(SpecError, match="tensor B has shape"):
         bind_sizes(params, [np.zeros((3, 4)), np.zeros(5), None], "x")
     with pytest.raises(SpecError, match="inputs"):
-        ARRAYS.random(params[0], {}, 0)
+        ARRAYS.supply(params[0], {}, 0, Supply())
     with pytest.raises(SpecError, match="inputs"):
-        ARRAYS.random(Param("s", "float32", None), {}, 0)
+        ARRAYS.supply(Param("s", "float32", None), {}, 0, Supply())
