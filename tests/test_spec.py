@@ -107,7 +107,7 @@ WRONG = [
     (HEAD + KERNEL + "out-idx = 1.5\n", "is not an integer", "(add) out_idx"),
     (HEAD + KERNEL + "out-idx = 1\nout_idx = 1\n", "a key twice", "(add)"),
     (HEAD + KERNEL + "profile = { warm = 1 }\n", "unknown key 'warm'", "profile"),
-    (HEAD + KERNEL + 'profile = { backend = "cupti" }\n', "unknown backend", "profile"),
+    (HEAD + KERNEL + 'profile = { backend = "cupit" }\n', "unknown backend", "profile"),
     (HEAD + KERNEL + "profile = { timeout = 0 }\n", "above zero", "profile timeout"),
     (HEAD + KERNEL + "check = 1\n", "is not true or false", "(add) check"),
     (HEAD + KERNEL + KERNEL, "declared already by", "#2 (add)"),

@@ -14,6 +14,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .autotuner import (
+        AutoTuner,
+        AutotuneResult,
+        CompileArgs,
+        ProfileArgs,
+        TensorSupplyType,
+        autotune,
+        par_compile,
+        set_autotune_inputs,
+    )
     from .errors import (
         BuildError,
         CallError,
@@ -30,23 +40,41 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoTuner",
+    "AutotuneResult",
     "BuildError",
     "CallError",
+    "CompileArgs",
     "DispatchError",
     "Kernel",
     "Kernels",
     "LoadError",
     "PackageError",
+    "ProfileArgs",
     "SpecError",
     "Target",
+    "TensorSupplyType",
     "TlaotError",
     "TuningError",
     "__version__",
+    "autotune",
     "load",
+    "par_compile",
     "parse_target",
+    "set_autotune_inputs",
 ]
 
 _HOMES = {
+    ".autotuner": (
+        "AutoTuner",
+        "AutotuneResult",
+        "CompileArgs",
+        "ProfileArgs",
+        "TensorSupplyType",
+        "autotune",
+        "par_compile",
+        "set_autotune_inputs",
+    ),
     ".errors": (
         "BuildError",
         "CallError",

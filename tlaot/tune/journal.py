@@ -18,11 +18,12 @@ __all__ = ["Journal"]
 class Journal:
     """The log of one build; safe to use from several threads."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None], append: bool = False) -> None:
         self.path = path
         self._say = say
         self._lock = threading.Lock()
-        path.write_text("", encoding="utf-8")
+        with path.open("a" if append else "w", encoding="utf-8"):
+            pass
 
     def say(self, text: str) -> None:
         """A line for the person who builds, and for the log."""

@@ -68,7 +68,7 @@ class Measurer:
             return {"checked": True}
         announce("time")
         tensors = fresh(bench, reuse=True)
-        return asdict(self._time(lambda: call(*tensors), profile))
+        return asdict(self._time(lambda: call(*tensors), profile, request.get("stop_above")))
 
     def _prepare(self, request: Mapping[str, Any]) -> Bench:
         key = request["key"]
@@ -83,10 +83,10 @@ class Measurer:
                 raise
         return self._bench
 
-    def _time(self, call: Callable[[], Any], profile: Profile) -> Timing:
+    def _time(self, call: Callable[[], Any], profile: Profile, stop_above: float | None = None) -> Timing:
         if self._device == "cpu":
-            return time_wall(call, profile.warmup, profile.rep)
-        return time_cuda(call, profile.warmup, profile.rep, profile.backend)
+            return time_wall(call, profile.warmup, profile.rep, stop_above)
+        return time_cuda(call, profile.warmup, profile.rep, profile.backend, stop_above)
 
     def _finals(
         self, bench: Bench, request: Mapping[str, Any], profile: Profile, announce: Announce

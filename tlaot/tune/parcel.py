@@ -63,7 +63,8 @@ def open_parcel(name: str) -> Any:
 def _sources(value: Any) -> dict[str, str]:
     """Texts of the files in which a function and those that it closes over are defined."""
     found: dict[str, str] = {}
-    waiting, seen = [value], set()
+    waiting: list[Any] = [value]
+    seen: set[int] = set()
     while waiting and len(seen) < 1000:
         item = waiting.pop()
         if id(item) in seen:

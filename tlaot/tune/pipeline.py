@@ -24,7 +24,7 @@ from .machine import Machine, inspect_machine
 from .measure import Measured, measure_workload, merge_results
 from .package import Winner, write_package
 from .plan import Candidate, Workload
-from .record import digest_sources, load_record, make_record, record_key, save_record
+from .record import digest_sources, latency_of, load_record, make_record, record_key, save_record
 from .select import default_timing, select_winner
 from .spec import KernelSpec, Spec, read_spec
 from .timing import Timing
@@ -290,7 +290,7 @@ def _measure_and_select(
     record = make_record(workload, key, device, results, winner, reference)
     save_record(site.records, workload, record)
     site.journal.say(f"tlaot: {_summary(workload, results, winner, reference)}")
-    return Winner(workload, winner.candidate.config, winner.built, _latency(record), device)
+    return Winner(workload, winner.candidate.config, winner.built, latency_of(record), device)
 
 
 def _from_record(
@@ -303,19 +303,7 @@ def _from_record(
             "Tune again: -C tune=force or TLAOT_TUNE=force.",
         )
     site.journal.say(f"tlaot: {workload.label}: the record of an earlier build holds, {dict(candidate.config)}")
-    return Winner(workload, candidate.config, outcome, _latency(record), record["device"])
-
-
-def _latency(record: Mapping[str, Any]) -> dict[str, float | None]:
-    winner = record["candidates"][record["winner"]]["timing"]
-    default = record["candidates"][0].get("timing")
-    reference = record["reference"]
-    return {
-        "latency": winner["latency"],
-        "spread": winner["spread"],
-        "default_latency": None if default is None else default["latency"],
-        "ref_latency": None if reference is None else reference["latency"],
-    }
+    return Winner(workload, candidate.config, outcome, latency_of(record), record["device"])
 
 
 def _summary(

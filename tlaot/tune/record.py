@@ -19,7 +19,7 @@ from .measure import Measured
 from .plan import Workload, canonical
 from .timing import Timing
 
-__all__ = ["digest_sources", "load_record", "make_record", "record_key", "save_record"]
+__all__ = ["digest_sources", "latency_of", "load_record", "make_record", "record_key", "save_record"]
 
 _RECORD_VERSION = 1
 
@@ -71,6 +71,19 @@ def make_record(
         "winner": winner.candidate.index,
         "reference": None if reference is None else asdict(reference),
         "candidates": [_candidate(config, result) for config, result in zip(workload.configs, results, strict=True)],
+    }
+
+
+def latency_of(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """What of a record ships: times of the winner, the default and the reference in ms."""
+    winner = record["candidates"][record["winner"]]["timing"]
+    default = record["candidates"][0].get("timing")
+    reference = record["reference"]
+    return {
+        "latency": winner["latency"],
+        "spread": winner["spread"],
+        "default_latency": None if default is None else default["latency"],
+        "ref_latency": None if reference is None else reference["latency"],
     }
 
 

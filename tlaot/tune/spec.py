@@ -55,7 +55,7 @@ class Profile:
         rep: Time in ms over which samples are taken.
         timeout: Seconds after which a candidate that is being measured is killed.
         compile_timeout: Seconds after which a candidate that is being compiled is killed.
-        backend: ``"wall"`` (CPU), ``"cudagraph"`` or ``"event"`` (CUDA), or ``"auto"``.
+        backend: ``"wall"`` (CPU), ``"cudagraph"``, ``"event"`` or ``"cupti"`` (CUDA), or ``"auto"``.
     """
 
     warmup: float = 25.0
@@ -364,7 +364,7 @@ def _read_out_idx(value: Any, where: str) -> tuple[int, ...] | None:
 def _read_profile(table: Mapping[str, Any], where: str) -> Profile:
     keys = fold(table, ("warmup", "rep", "timeout", "compile_timeout", "backend"), where)
     backend = optional(keys, "backend", str, where, "auto")
-    known = ("auto", "wall", "cudagraph", "event")
+    known = ("auto", "wall", "cudagraph", "event", "cupti")
     if backend not in known:
         raise SpecError(
             f"{where} backend", f"unknown backend {backend!r}{nearest(backend, known)}", f"Known: {', '.join(known)}."

@@ -1,0 +1,368 @@
+"""One tuning from Python, on the stages that ``pip wheel`` uses: compile, measure, select."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import BuildError, SpecError, TuningError
+from ..target import Target, parse_target
+from ..tune.child import Child, Failed
+from ..tune.compile import Built, Workshop, compile_candidates
+from ..tune.frontends import FRONTENDS
+from ..tune.journal import Journal
+from ..tune.machine import Machine, inspect_machine
+from ..tune.measure import Measured, measure_workload, merge_results
+from ..tune.package import Winner
+from ..tune.parcel import write_parcel
+from ..tune.plan import Candidate, Workload
+from ..tune.record import latency_of, make_record
+from ..tune.select import select_winner
+from ..tune.spec import KernelSpec, Profile
+from ..tune.toolchain import find_toolchain
+from ..tune.transport import write_tensors
+from .request import Request
+from .settings import log_path, read_default_target, read_execution_backend, resolve_num_workers
+
+__all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolve_target", "tune"]
+
+# Backends of TileLang whose result is what an executable.so is.
+_BACKENDS = ("auto", "tvm_ffi", None)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A factory as a worker calls it where requests, which are JSON, cannot say all: arguments and configs of other kinds."""
+
+    factory: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    configs: tuple[Mapping[str, Any], ...] | None
+
+    def __call__(self, **given: Any) -> Any:
+        if self.configs is not None:
+            given.update(self.configs[given.pop("config_index")])
+        return self.factory(**self.arguments, **given)
+
+
+def tune(request: Request, scratch: Path) -> tuple[Winner, dict[str, Any]]:
+    """Compile, check and time every candidate, and choose the winner.
+
+    Args:
+        request: What to tune.
+        scratch: Folder for intermediate files; the winner's files are in it until the caller has taken them.
+
+    Returns:
+        The winner and the evidence: every candidate's time or failure.
+
+    Raises:
+        SpecError: A callback or an input is wrong.
+        BuildError: A compiler, frontend or device is missing.
+        TuningError: No candidate is left; the message lists every reason by count.
+    """
+    machine, search_path, environ = _machine()
+    target = resolve_target(request, machine)
+    journal = Journal(log_path(), _verbose(request), append=True)
+    workload = _workload(request, target, scratch)
+    workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(_killed(Child("tlaot.tune.measurer", [device], search_path, journal.path, environ)))
+            for device in _devices(request, target, machine, journal)
+        ]
+        outcomes, measured, reference = _run(request, workload, workshop, children, journal)
+    results = merge_results(outcomes, measured)
+    _raise_what_all_share(workload, results)
+    try:
+        winner = select_winner(workload, results)
+    except TuningError as error:
+        raise TuningError(error.where, error.what, f"{journal.path} has each failure in full.") from None
+    device = machine.device_name(target)
+    record = make_record(workload, "", device, results, winner, reference)
+    config = request.configs[winner.candidate.index]
+    return Winner(workload, config, winner.built, latency_of(record), device), record
+
+
+def compile_only(
+    request: Request, scratch: Path, ignore_error: bool = False, num_workers: int | None = None
+) -> list[Winner | Failed]:
+    """Compile every config of a request and measure none.
+
+    Raises:
+        BuildError: A config does not compile, and ``ignore_error`` is off.
+    """
+    machine, search_path, environ = _machine()
+    target = resolve_target(request, machine)
+    journal = Journal(log_path(), _verbose(request), append=True)
+    workload = _workload(request, target, scratch)
+    workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
+    if num_workers is not None:
+        workshop = replace(workshop, jobs=max(1, num_workers))
+    outcomes = compile_candidates(workload.candidates(), request.factory.frontend, workshop, journal.compiled)
+    nothing = {"latency": None, "ref_latency": None, "default_latency": None, "spread": None}
+    made: list[Winner | Failed] = []
+    for config, outcome in zip(request.configs, outcomes, strict=True):
+        if isinstance(outcome, Failed) and not ignore_error:
+            raise BuildError(
+                workload.label, f"{config}: {outcome.stage}: {outcome.reason}", f"{journal.path} has more."
+            )
+        made.append(outcome if isinstance(outcome, Failed) else Winner(workload, config, outcome, nothing, "none"))
+    return made
+
+
+def resolve_target(request: Request, machine: Machine | None = None) -> Target:
+    """The target of a request; ``"auto"`` is this machine's GPU for TileLang, its CPU for TVM or where there is no GPU.
+
+    Raises:
+        SpecError: The target or the execution backend cannot be built, or not by this frontend.
+    """
+    asked = request.compile_args.target
+    if asked is None or asked == "auto":
+        asked = request.factory.target if request.factory.target is not None else read_default_target()
+    backend = request.compile_args.execution_backend
+    backend = read_execution_backend() if backend is None or backend == "auto" else backend
+    if backend not in _BACKENDS:
+        raise SpecError(
+            "execution_backend",
+            f"{backend!r} does not give a library that can be shipped",
+            "Use 'auto' or 'tvm_ffi': host code and cubin in one executable.so, loaded without TileLang.",
+        )
+    frontend = request.factory.frontend
+    if asked in (None, "auto"):
+        gpus = (machine or _machine()[0]).gpus
+        if frontend == "tvm":
+            return parse_target("llvm")
+        return parse_target(f"cuda:{_arch(gpus[0].capability)}" if gpus else "c")
+    target = _parse(asked)
+    kinds = {"tvm": ("llvm", "cuda"), "tilelang": ("cuda", "c")}[frontend]
+    if target.kind not in kinds:
+        raise SpecError("target", f"the frontend {frontend} cannot build {target}", f"It builds {', '.join(kinds)}.")
+    return target
+
+
+def machine_identity(request: Request) -> dict[str, Any]:
+    """What of this machine can change the result: device model, compilers, versions."""
+    machine, _, environ = _machine()
+    target = resolve_target(request, machine)
+    toolchain = find_toolchain(environ, cuda=target.is_cuda)
+    return {
+        "device": machine.device_name(target),
+        "distributions": dict(machine.distributions),
+        "cc": toolchain.host.version,
+        "nvcc": toolchain.cuda.version if toolchain.cuda is not None else None,
+    }
+
+
+def _parse(asked: Any) -> Target:
+    if isinstance(asked, Target):
+        return asked
+    if isinstance(asked, str):
+        if asked == "cuda":
+            gpus = _machine()[0].gpus
+            if not gpus:
+                raise SpecError(
+                    "target", "'cuda' names no architecture and this machine has no GPU", "Write cuda:sm_90a."
+                )
+            return parse_target(f"cuda:{_arch(gpus[0].capability)}")
+        return parse_target(asked)
+    if isinstance(asked, Mapping):
+        kind, arch = str(asked.get("kind", "")), asked.get("arch") or asked.get("mcpu")
+    else:  # a TVM target
+        kind = str(getattr(getattr(asked, "kind", ""), "name", ""))
+        attributes = getattr(asked, "attrs", {})
+        arch = attributes.get("arch") or attributes.get("mcpu")
+    if kind == "cuda" and not arch:
+        return _parse("cuda")
+    return parse_target(f"{kind}:{arch}" if arch else kind)
+
+
+def _arch(capability: tuple[int, int]) -> str:
+    """The architecture whose every instruction a device has: ``sm_90a``, not ``sm_90``, from Hopper on."""
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+@functools.lru_cache(maxsize=1)
+def _machine() -> tuple[Machine, tuple[str, ...], dict[str, str]]:
+    """The machine, the search path and the environment of children; looked at once a process."""
+    search_path = tuple(dict.fromkeys(os.path.abspath(entry or os.getcwd()) for entry in sys.path))
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return inspect_machine(search_path, environ), search_path, environ
+
+
+def _workload(request: Request, target: Target, scratch: Path) -> Workload:
+    """The request as the engine's own types, its functions in parcels."""
+    parcels = scratch / "parcels"
+    parcels.mkdir(parents=True, exist_ok=True)
+    profile, factory = request.profile_args, request.factory
+    shape = {name: value for name, value in request.arguments.items() if _is_json(value)}
+    others = {name: value for name, value in request.arguments.items() if name not in shape}
+    plain = all(_is_json(config) for config in request.configs)
+    configs = request.configs if plain else tuple({"config_index": index} for index in range(len(request.configs)))
+    call = factory.call
+    if others or not plain:
+        call = Bound(call, others, None if plain else request.configs)
+
+    def parcel(value: Any, name: str) -> str | None:
+        return None if value is None else write_parcel(value, parcels / f"{name}.pkl", f"{factory.name} {name}")
+
+    kernel = KernelSpec(
+        name=factory.name,
+        frontend=factory.frontend,
+        factory=str(parcel(call, "factory")),
+        targets=(target,),
+        shapes=({},),
+        configs=configs,
+        where=f"autotune {factory.name}",
+        inputs=parcel(profile.supply_prog, "supply_prog") if request.captured is None else None,
+        inputs_style="supply_prog",
+        inputs_file=None if request.captured is None else write_tensors(request.captured, parcels),
+        reference=None if profile.skip_check else parcel(profile.ref_prog, "ref_prog"),
+        manual_check=None if profile.skip_check else parcel(profile.manual_check_prog, "manual_check_prog"),
+        check=not profile.skip_check,
+        out_idx=_out_idx(request),
+        rtol=profile.rtol,
+        atol=profile.atol,
+        max_mismatched_ratio=profile.max_mismatched_ratio,
+        pass_configs=_pass_configs(request),
+        profile=Profile(profile.warmup, profile.rep, profile.timeout, backend=profile.backend),
+        supply={
+            "type": profile.supply_type.name.lower(),
+            "seed": profile.seed,
+            "ranges": {name: list(bounds) for name, bounds in profile.index_ranges.items()},
+        },
+    )
+    return Workload(kernel, target, shape, configs)
+
+
+def _is_json(value: Any) -> bool:
+    """Whether a value comes out of a request as it went in: type for type, no tuple made a list."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_is_json, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _out_idx(request: Request) -> tuple[int, ...] | None:
+    given = request.compile_args.out_idx
+    if given is None:
+        return None
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def _pass_configs(request: Request) -> dict[str, Any]:
+    given = dict(request.compile_args.pass_configs or {})
+    return {str(getattr(key, "value", key)): value for key, value in given.items()}
+
+
+def _workshop(
+    target: Target, count: int, scratch: Path, search_path: tuple[str, ...], environ: dict[str, str], journal: Journal
+) -> Workshop:
+    toolchain = find_toolchain(environ, cuda=target.is_cuda)
+    return Workshop(scratch, search_path, environ, journal.path, resolve_num_workers(count), toolchain, {})
+
+
+@contextmanager
+def _killed(child: Child) -> Iterator[Child]:
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+def _devices(request: Request, target: Target, machine: Machine, journal: Journal) -> list[str]:
+    """Measuring devices: the first that runs the target, or those that the run asked for, of one model only."""
+    if FRONTENDS[request.factory.frontend][1] not in machine.distributions:
+        raise BuildError("autotune", f"{FRONTENDS[request.factory.frontend][1]} is not installed", "Install it.")
+    run = request.run_args
+    several = run.benchmark_multi_gpu or run.benchmark_devices is not None
+    if not target.is_cuda:
+        if several:
+            journal.say(f"benchmark_multi_gpu is for CUDA targets, got {target}; measuring on the CPU")
+        return ["cpu"]
+    fitting = [gpu for gpu in machine.gpus if target.runs_on(gpu.capability)]
+    if not fitting:
+        raise BuildError(
+            "autotune", f"there is no GPU to measure {target} on", "Name another target, or run where there is one."
+        )
+    if not several:
+        return [f"cuda:{fitting[0].index}"]
+    chosen = fitting
+    if run.benchmark_devices is not None:
+        visible = [gpu.index for gpu in machine.gpus]
+        invalid = [index for index in run.benchmark_devices if index not in {gpu.index for gpu in fitting}]
+        if invalid:
+            journal.say(f"Ignoring invalid benchmark device ids {invalid}. Visible CUDA device ordinals are {visible}.")
+        chosen = [gpu for gpu in fitting if gpu.index in run.benchmark_devices] or fitting[:1]
+    # Times of different models say nothing about each other.
+    return [f"cuda:{gpu.index}" for gpu in chosen if gpu.name == chosen[0].name]
+
+
+def _run(
+    request: Request, workload: Workload, workshop: Workshop, children: Sequence[Child], journal: Journal
+) -> tuple[list[Built | Failed], dict[int, Measured | Failed], Any]:
+    factor = request.run_args.early_stop_factor if request.run_args.early_stop else None
+    candidates, frontend = workload.candidates(), request.factory.frontend
+    if not request.run_args.use_pipeline:
+        outcomes = compile_candidates(candidates, frontend, workshop, journal.compiled)
+        built = [(c, item) for c, item in zip(candidates, outcomes, strict=True) if isinstance(item, Built)]
+        measured, reference = measure_workload(workload, built, children, journal.measured, factor)
+        return outcomes, measured, reference
+    arriving: queue.SimpleQueue[tuple[Candidate, Built] | BaseException | None] = queue.SimpleQueue()
+    outcomes = []
+
+    def compiled(candidate: Candidate, outcome: Built | Failed) -> None:
+        journal.compiled(candidate, outcome)
+        if isinstance(outcome, Built):
+            arriving.put((candidate, outcome))
+
+    def compile_all() -> None:
+        try:
+            outcomes.extend(compile_candidates(candidates, frontend, workshop, compiled))
+            arriving.put(None)
+        except BaseException as error:
+            arriving.put(error)
+
+    thread = threading.Thread(target=compile_all, name="tlaot-compile", daemon=True)
+    thread.start()
+    measured, reference = measure_workload(workload, _until_none(arriving), children, journal.measured, factor)
+    thread.join()
+    return outcomes, measured, reference
+
+
+def _until_none(arriving: queue.SimpleQueue[Any]) -> Iterator[tuple[Candidate, Built]]:
+    while (item := arriving.get()) is not None:
+        if isinstance(item, BaseException):
+            raise item
+        yield item
+
+
+def _raise_what_all_share(workload: Workload, results: Sequence[Measured | Failed]) -> None:
+    """Raise once what is no candidate's fault: inputs that cannot be made, a reference that fails."""
+    shared = {(r.stage, r.reason) for r in results if isinstance(r, Failed)}
+    if len(shared) == 1 and all(isinstance(r, Failed) for r in results):
+        stage, reason = next(iter(shared))
+        if stage == "prepare":
+            raise SpecError(workload.kernel.where, reason, "This concerns every candidate alike.")
+
+
+def _verbose(request: Request) -> Callable[[str], None]:
+    return print if request.compile_args.verbose else lambda text: None
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_scratch() -> Path:
+    return Path(tempfile.mkdtemp(prefix="tlaot-tune-"))
