@@ -1,18 +1,20 @@
-"""The ``tlaot`` command: look into what was packaged, and check it.
+"""The ``tlaot`` command: look into what was packaged, and check it; look after the cache of tuned results.
 
 ``inspect`` and ``verify`` take the import name of an installed package or the path of a wheel; neither imports the
-package, loads a binary or touches a device.
+package, loads a binary or touches a device. Nor do ``cache list``, ``cache clear`` and ``cache path``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -47,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     try:
-        found = open_packaged(options.what)
-        status: int = options.run(found, options)
+        status: int = options.run(options)
     except TlaotError as error:
         print(f"tlaot: {error}", file=sys.stderr)
         return 2
@@ -118,11 +119,37 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="list the packaged kernels, their variants and what was measured")
     inspect.add_argument("what", metavar="PACKAGE|WHEEL")
     inspect.add_argument("--json", action="store_true", help="print the list as JSON")
-    inspect.set_defaults(run=_inspect)
+    inspect.set_defaults(run=lambda options: _inspect(open_packaged(options.what), options))
     verify = commands.add_parser("verify", help="check every packaged file against the manifest")
     verify.add_argument("what", metavar="PACKAGE|WHEEL")
-    verify.set_defaults(run=_verify)
+    verify.set_defaults(run=lambda options: _verify(open_packaged(options.what)))
+    _add_cache_commands(commands.add_parser("cache", help="list or clear the results that tlaot.autotune keeps"))
     return parser
+
+
+def _add_cache_commands(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="list the results, the newest last")
+    listing.add_argument("--json", action="store_true", help="print the list as JSON")
+    listing.set_defaults(run=_list_cache)
+    clear = commands.add_parser("clear", help="remove results")
+    clear.add_argument(
+        "--older-than", metavar="AGE", type=_age, help="only those stored before that: 90m, 12h, 30d, 2w"
+    )
+    clear.add_argument("--kernel", metavar="NAME", help="only those of this kernel")
+    clear.set_defaults(run=_clear_cache)
+    path = commands.add_parser("path", help="print the folder; TLAOT_CACHE_DIR sets it")
+    path.set_defaults(run=_print_cache_path)
+
+
+def _age(text: str) -> float:
+    """Seconds in ``30d`` and the like."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"expected a number and s, m, h, d or w, got {text!r}: write 30d, for instance"
+        )
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2]]
 
 
 def _inspect(found: Sequence[Packaged], options: argparse.Namespace) -> int:
@@ -142,7 +169,7 @@ def _inspect(found: Sequence[Packaged], options: argparse.Namespace) -> int:
     return 0
 
 
-def _verify(found: Sequence[Packaged], options: argparse.Namespace) -> int:
+def _verify(found: Sequence[Packaged]) -> int:
     failed = False
     for packaged in found:
         wrong = list(_wrong_files(packaged))
@@ -152,6 +179,49 @@ def _verify(found: Sequence[Packaged], options: argparse.Namespace) -> int:
         count = sum(len(v.files) for k in packaged.manifest.kernels.values() for v in k.variants)
         print(f"{packaged.manifest.package}: {count} files, {f'{len(wrong)} wrong' if wrong else 'all as packaged'}")
     return 1 if failed else 0
+
+
+def _list_cache(options: argparse.Namespace) -> int:
+    # Here and below: what only looks into wheels imports nothing of the autotuner.
+    from .autotuner.cache import list_cache
+    from .autotuner.settings import read_settings
+
+    entries = list_cache()
+    if options.json:
+        rows = [{**asdict(entry), "path": str(entry.path), "shape": dict(entry.shape)} for entry in entries]
+        print(json.dumps(rows, indent=1, sort_keys=True))
+        return 0
+    for entry in entries:
+        stored = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.date))
+        start = f"{entry.key[:12]}  {stored}  {entry.size:>9} bytes"
+        if entry.broken:
+            print(f"{start}  broken: {entry.broken}")
+            continue
+        latency = "not measured" if entry.latency is None else f"{entry.latency:.4g} ms"
+        print(f"{start}  {entry.kernel}  {entry.target}  {_spell(entry.shape)}  {latency}")
+    print(f"{len(entries)} results, {sum(entry.size for entry in entries)} bytes in {read_settings().cache_dir}")
+    return 0
+
+
+def _clear_cache(options: argparse.Namespace) -> int:
+    from .autotuner.cache import clear_entries
+    from .autotuner.settings import read_settings
+
+    root = read_settings().cache_dir
+    try:
+        removed = clear_entries(root, options.older_than, options.kernel)
+    except OSError as error:
+        print(f"tlaot: {root}: cannot be cleared ({error.strerror})\nRun it as the folder's owner.", file=sys.stderr)
+        return 2
+    print(f"{len(removed)} results removed, {sum(entry.size for entry in removed)} bytes, from {root}")
+    return 0
+
+
+def _print_cache_path(options: argparse.Namespace) -> int:
+    from .autotuner.settings import read_settings
+
+    print(read_settings().cache_dir)
+    return 0
 
 
 def _wrong_files(packaged: Packaged) -> Iterator[str]:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 __all__ = ["hold", "sweep"]
 
-# Where nothing can be written at all: not a matter of locks.
-_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+# What flock says where a file system has no locks. Other errors are of making the file, where nothing can be written.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 _log = logging.getLogger("tlaot.autotuner")
 
@@ -91,7 +91,7 @@ def _hold_among_processes(path: Path, report: Callable[[str], None]) -> Iterator
             _log.info("waiting for process %s, which tunes the same kernel", _holder(path))
             handle = _try_lock(path, wait=True)
     except OSError as error:
-        if error.errno not in _UNWRITABLE:
+        if error.errno in _NO_LOCKS:
             report(error.strerror or str(error))
     try:
         yield
