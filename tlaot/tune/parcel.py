@@ -6,10 +6,17 @@ nothing of the kind is ever shipped.
 
 from __future__ import annotations
 
-import inspect
+import importlib.machinery
+import io
 import linecache
+import os
 import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ..errors import SpecError
@@ -18,9 +25,15 @@ __all__ = ["PREFIX", "open_parcel", "write_parcel"]
 
 PREFIX = "pickle:"
 
+# What cloudpickle pickles by value is said for the whole process.
+_LOCK = threading.Lock()
+
 
 def write_parcel(value: Any, path: Path, where: str) -> str:
     """Pickle a value for a child.
+
+    Functions of modules that the child can import go by name; those of ``__main__``, of a notebook, or of a module that was
+    loaded from outside of ``sys.path`` go whole.
 
     Args:
         value: A function, or an object that holds functions.
@@ -33,10 +46,8 @@ def write_parcel(value: Any, path: Path, where: str) -> str:
     Raises:
         SpecError: The value holds something that cannot leave this process.
     """
-    import cloudpickle
-
     try:
-        content = pickle.dumps((_sources(value), cloudpickle.dumps(value)))
+        content = _dump(value)
     except (TypeError, pickle.PicklingError, ValueError, RecursionError, AttributeError) as error:
         raise SpecError(
             where,
@@ -60,37 +71,78 @@ def open_parcel(name: str) -> Any:
     return pickle.loads(content)
 
 
-def _sources(value: Any) -> dict[str, str]:
-    """Texts of the files in which a function and those that it closes over are defined."""
-    found: dict[str, str] = {}
-    waiting: list[Any] = [value]
-    seen: set[int] = set()
-    while waiting and len(seen) < 1000:
-        item = waiting.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        function = inspect.unwrap(item) if callable(item) and not isinstance(item, type) else item
-        code = getattr(function, "__code__", None)
-        if code is not None:
-            text = "".join(linecache.getlines(code.co_filename))
-            if text:
-                found[code.co_filename] = text
-            waiting.extend(cell.cell_contents for cell in function.__closure__ or () if _filled(cell))
-        else:
-            waiting.extend(part for part in _parts(function) if callable(part))
-    return found
+def _dump(value: Any) -> bytes:
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, file: io.BytesIO, whole: Callable[[str], None]) -> None:
+            super().__init__(file)
+            self.files: dict[str, str] = {}
+            self._whole = whole
+
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) is CodeType:
+                self.files.setdefault(obj.co_filename, "".join(linecache.getlines(obj.co_filename)))
+                make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](obj)[:2]
+                return _code_of_file, (make, arguments, obj.co_filename)
+            if isinstance(obj, (FunctionType, type)):
+                self._whole(str(getattr(obj, "__module__", "")))
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    with _LOCK, _by_value(cloudpickle) as whole:
+        pickler = Pickler(buffer, whole)
+        pickler.dump(value)
+    return pickle.dumps(({name: text for name, text in pickler.files.items() if text}, buffer.getvalue()))
 
 
-def _parts(value: Any) -> list[Any]:
-    named = [getattr(value, name, None) for name in ("func", "__wrapped__", "__func__", "factory", "orig_func")]
-    args = getattr(value, "args", ())
-    return [part for part in named if part is not None] + (list(args) if isinstance(args, tuple) else [])
+def _code_of_file(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str) -> CodeType:
+    """A code object with the name of its file, which cloudpickle drops and ``inspect.getsource`` needs."""
+    return make(*arguments).replace(co_filename=filename)
 
 
-def _filled(cell: Any) -> bool:
+@contextmanager
+def _by_value(cloudpickle: Any) -> Iterator[Callable[[str], None]]:
+    """Yields what is called with the name of a module, and has the module pickled whole if no child finds it."""
+    seen: set[str] = set()
+    registered: list[ModuleType] = []
+
+    def whole(name: str) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        module = sys.modules.get(name)
+        if module is None or _is_importable(module) or name in cloudpickle.list_registry_pickle_by_value():
+            return
+        cloudpickle.register_pickle_by_value(module)
+        registered.append(module)
+
     try:
-        cell.cell_contents  # noqa: B018 - raises where the cell is empty
-    except ValueError:
-        return False
-    return True
+        yield whole
+    finally:
+        for module in registered:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_importable(module: ModuleType) -> bool:
+    """Whether a child, with this process's ``sys.path``, gets the same file for the module's name."""
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__ == "__main__":
+        return True  # built in; cloudpickle knows what to do with __main__
+    parts = module.__name__.split(".")
+    spec, path = None, None
+    for count in range(1, len(parts) + 1):
+        spec = _find(".".join(parts[:count]), path)
+        if spec is None:
+            return count > 1  # some packages make their submodules in other ways, in a child as here
+        path = list(spec.submodule_search_locations or ())
+    return spec is not None and spec.origin is not None and os.path.realpath(spec.origin) == os.path.realpath(file)
+
+
+def _find(name: str, path: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """What an import would find; the finders of editable installs are asked as well."""
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None
