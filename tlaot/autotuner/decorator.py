@@ -171,6 +171,10 @@ class AutotunedFactory:
             made.call, configs, num_workers, ignore_error, compile_args=self._compile_args, frontend=made.frontend
         )
 
+    def __tlaot_identity__(self) -> Any:
+        """What of this object counts for another function's result that reaches it: not what it has tuned so far."""
+        return self._factory.call, self._configs
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The call's own arguments by name, whatever way they were given; tensors of an eager function as what makes a key."""
         bound = self._factory.signature.bind_partial(*args, **kwargs)

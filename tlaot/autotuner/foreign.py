@@ -45,7 +45,7 @@ def _tvm(value: Any) -> Found | None:
         return f"{name} {value!s}", []
     if not any(cls.__name__ in ("Object", "CObject") for cls in kind.__mro__):
         return None
-    if kind.__name__ in ("PrimFunc", "IRModule", "Function"):
+    if kind.__name__ in ("PrimFunc", "IRModule", "Function") and hasattr(value, "script"):
         # With metadata, where constants are that the text only refers to.
         return f"{name} {value.script(show_meta=True)}", []
     if kind.__name__ == "Buffer":
