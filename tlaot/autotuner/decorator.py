@@ -175,6 +175,11 @@ class AutotunedFactory:
         """What of this object counts for another function's result that reaches it: not what it has tuned so far."""
         return self._factory.call, self._configs
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another function that reaches this one travels to a child process; results and locks stay here.
+        given = (self._configs, self._compile_args, self._profile_args, self._run_args, self._loose)
+        return AutotunedFactory, (self._factory, *given)
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The call's own arguments by name, whatever way they were given; tensors of an eager function as what makes a key."""
         bound = self._factory.signature.bind_partial(*args, **kwargs)
