@@ -41,12 +41,12 @@ class AutotuneResult:
         kernel: The compiled kernel, this result's own.
     """
 
-    latency: float | None = None
-    config: dict[str, Any] | None = None
-    ref_latency: float | None = None
-    libcode: str | None = None
-    func: Callable[..., Any] | None = None
-    kernel: TunedKernel | None = None
+    latency: float | None
+    config: dict[str, Any] | None
+    ref_latency: float | None
+    libcode: str | None
+    func: Callable[..., Any] | None
+    kernel: TunedKernel
 
     def save_to_disk(self, path: str | Path, verbose: bool = False) -> None:
         """Write the result's folder; it appears whole or not at all, also among several processes.
@@ -61,8 +61,6 @@ class AutotuneResult:
             PackageError: The place is taken by a file, or by a folder with other things in it.
             OSError: The place cannot be written.
         """
-        if self.kernel is None:
-            raise ValueError("AutotuneResult.save_to_disk: the result has no kernel")
         packed = self.kernel.packed
         if save_packed(packed, path):
             return
@@ -143,8 +141,6 @@ def restore_result(
         func: The factory.
         configs: The configs of the tuning, among which the result's own is.
     """
-    if result.kernel is None:
-        return replace(result, func=func)
     plain = result.kernel.packed.variant.config
     config = next((config for config in configs if plain_config(config) == plain), None)
     kernel = result.kernel.copy(config)
