@@ -7,7 +7,7 @@ import pytest
 
 from tlaot.errors import SpecError
 from tlaot.manifest import Param
-from tlaot.tune.arrays import NumpyArrays, Supply, bind_sizes
+from tlaot.tune.arrays import NumpyArrays, Supply, TorchArrays, bind_sizes
 from tlaot.tune.check import Tolerance, compare, default_tolerance
 
 ARRAYS = NumpyArrays()
@@ -70,6 +70,36 @@ def test_large_integers_are_exact_too() -> None:
     wrong[5] += 1
     assert verdict(x, x.copy()) is None
     assert "1 of 1000" in (verdict(wrong, x) or "")
+
+
+def test_large_outputs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tlaot.tune import check
+
+    x = np.ones(1000, np.float32)
+    wrong, unwritten = x.copy(), x.copy()
+    wrong[[5, 995]] += 4e-4  # the tolerance is 2e-4 here
+    unwritten[[3, 500, 999]] = np.nan
+    whole = [verdict(a, x, Tolerance(None, None, ratio)) for a in (x, wrong, unwritten) for ratio in (0.0, 0.01)]
+    assert [w is None for w in whole] == [True, True, False, True, False, False]
+    for part in (1, 7, 999, 1000):
+        monkeypatch.setattr(check, "_CHUNK", part)
+        assert [verdict(a, x, Tolerance(None, None, r)) for a in (x, wrong, unwritten) for r in (0.0, 0.01)] == whole
+
+
+def test_references_of_other_libraries_are_compared() -> None:
+    torch = pytest.importorskip("torch")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    arrays = TorchArrays("cpu")
+    for wanted in (x, x.astype(np.float64), torch.tensor(x), torch.tensor(x).bfloat16(), x.tolist()):
+        assert verdict(x, wanted) is None
+        assert compare(arrays, "C", "float32", torch.tensor(x), wanted, LOOSE) is None
+        assert compare(arrays, "C", "float32", torch.tensor(x + 1), wanted, LOOSE) is not None
+    big = torch.full((4,), 2**60, dtype=torch.int64)
+    assert compare(arrays, "C", "int64", big, big.clone(), LOOSE) is None
+    assert compare(arrays, "C", "int64", big, big + 1, LOOSE) is not None
+    unsigned = big.to(torch.uint64)
+    assert compare(arrays, "C", "uint64", unsigned, unsigned.clone(), LOOSE) is None
+    assert compare(arrays, "C", "uint64", unsigned, (big + 1).to(torch.uint64), LOOSE) is not None
 
 
 def test_shapes_must_agree() -> None:

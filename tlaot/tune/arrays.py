@@ -44,6 +44,9 @@ class Arrays(Protocol):
     def copy_into(self, destination: Any, source: Any) -> None:
         """Copy between tensors of the same shape and strides."""
 
+    def tensor(self, value: Any) -> Any:
+        """What a reference returned, as a tensor of this library on this device; packed numbers are unpacked."""
+
     def float64(self, array: Any) -> Any:
         """The values as float64, for comparing."""
 
@@ -100,10 +103,15 @@ class NumpyArrays:
         else:  # by the bytes that the strides span, in which elements may overlap
             self._raw(destination)[0][...] = self._raw(source)[0]
 
+    def tensor(self, value: Any) -> Any:
+        if type(value).__module__.partition(".")[0] == "torch":
+            value = value.detach().cpu()
+            name = str(value.dtype).removeprefix("torch.")
+            value = (value if numpy_hands_over(name) else value.double()).numpy()
+        return self._np.asarray(value)
+
     def float64(self, array: Any) -> Any:
-        if type(array).__module__.partition(".")[0] == "torch":
-            array = array.detach().cpu().double()
-        return self._np.asarray(array).astype(self._np.float64)
+        return self.tensor(array).astype(self._np.float64)
 
     def differ(self, left: Any, right: Any) -> Any:
         return self._np.asarray(left) != self._np.asarray(right)
@@ -226,19 +234,17 @@ class TorchArrays:
         else:  # by the elements that the strides span, which may overlap
             self._raw(destination).copy_(self._raw(source))
 
+    def tensor(self, value: Any) -> Any:
+        tensor = self._torch.as_tensor(self.adopt(value), device=self._device)
+        packed = tensor.dtype == getattr(self._torch, "float4_e2m1fn_x2", None)
+        return self._unpack_float4(tensor) if packed else tensor
+
     def float64(self, array: Any) -> Any:
-        torch = self._torch
-        tensor = torch.as_tensor(array, device=self._device)
-        if tensor.dtype != getattr(torch, "float4_e2m1fn_x2", None):
-            return tensor.double()
-        packed = tensor.contiguous().view(torch.uint8)
-        nibbles = torch.stack((packed & 15, packed >> 4), -1).reshape(*packed.shape[:-1], -1).long()
-        table = torch.tensor(_FLOAT4_VALUES + tuple(-v for v in _FLOAT4_VALUES), device=self._device).double()
-        return table[nibbles]
+        return self.tensor(array).double()
 
     def differ(self, left: Any, right: Any) -> Any:
         torch = self._torch
-        other = torch.as_tensor(right, device=self._device).to(left.dtype)
+        other = self.tensor(right).to(left.dtype)
         # CUDA compares no unsigned integers but bytes.
         signed = {f"torch.uint{bits}": f"int{bits}" for bits in (16, 32, 64)}.get(str(left.dtype))
         if signed is None:
@@ -297,6 +303,13 @@ class TorchArrays:
             nibbles = (nibbles + 8 * (values < 0)).to(torch.uint8)
             packed = nibbles[..., 0] | nibbles[..., 1] << 4
         return packed.contiguous().view(torch.float4_e2m1fn_x2)
+
+    def _unpack_float4(self, tensor: Any) -> Any:
+        torch = self._torch
+        packed = tensor.contiguous().view(torch.uint8)
+        nibbles = torch.stack((packed & 15, packed >> 4), -1).reshape(*packed.shape[:-1], -1).long()
+        table = torch.tensor(_FLOAT4_VALUES + tuple(-v for v in _FLOAT4_VALUES), device=self._device).double()
+        return table[nibbles]
 
     def _lay_out(self, dense: Any, param: Param, sizes: Mapping[str, int]) -> Any:
         strides = _strides(param, sizes)

@@ -74,9 +74,10 @@ def make_bench(device: str, request: Mapping[str, Any]) -> Bench:
     arrays = _choose_arrays(device, asked, params, given)
     try:
         return _make_bench(arrays, request, params, out_idx, supply, given)
-    except SpecError:
-        # A reference that is written for torch fails on numpy's arrays; one for numpy does not get here.
-        if given is not None or asked is not None or not isinstance(arrays, NumpyArrays) or "torch" not in sys.modules:
+    except SpecError as error:
+        # A reference that is written for torch fails so on numpy's arrays.
+        unfit = isinstance(error.__cause__, (TypeError, AttributeError)) and isinstance(arrays, NumpyArrays)
+        if not unfit or given is not None or asked is not None or "torch" not in sys.modules:
             raise
         try:
             return _make_bench(TorchArrays("cpu"), request, params, out_idx, supply, given)
@@ -283,7 +284,8 @@ def _styles(bench: Bench, function: Callable[..., Any], where: str) -> list[list
             f"({', '.join(bench.params[index].name for index in inputs)})",
             "Give it a parameter for each, in order.",
         )
-    return fitting
+    least = -1 if bounds is None else bounds[0]
+    return sorted(fitting, key=lambda style: len(style) != least)  # its options are rather its own than parameters
 
 
 def _take_down(
@@ -297,7 +299,6 @@ def _take_down(
 ) -> None:
     """Read what a reference returned, or did to its arguments."""
     arrays, params = bench.arrays, bench.params
-    poisoned = [index for index in bench.out_idx if index in positions and 0 not in _shape_of(bench, index)]
     if _is_bool(returned):
         if not set(positions) & {*bench.out_idx, *bench.outputs}:
             raise SpecError(
@@ -305,7 +306,7 @@ def _take_down(
                 "returned a bool without having been given the outputs",
                 "Let it take them, or return what is right.",
             )
-        if poisoned and bool(returned):
+        if _accepts_poison(bench, function, positions):
             raise SpecError(where, "finds outputs right that were never written", "Let it compare, or set skip_check.")
         bench.verdict = _judge(function, positions)
         return
@@ -333,6 +334,22 @@ def _take_down(
         bench.expected = {**changed, **_returned(bench, returned, where)}
     inputs = [arrays.clone(argument) for argument in before]
     bench.reference = lambda: function(*inputs)
+
+
+def _accepts_poison(bench: Bench, function: Callable[..., Any], positions: Sequence[int]) -> bool:
+    """Whether a judge is none: it finds outputs right that hold nothing but NaN, or the largest integers."""
+    written = {index for index in (*bench.out_idx, *bench.outputs) if 0 not in _shape_of(bench, index)}
+    if not written & set(positions):
+        return False
+    arrays = bench.arrays
+    arguments = [
+        arrays.poisoned(bench.params[index], bench.sizes) if index in written else arrays.clone(bench.pristine[index])
+        for index in positions
+    ]
+    try:
+        return bool(function(*arguments))
+    except Exception:
+        return False
 
 
 def _returned(bench: Bench, returned: Any, where: str) -> dict[int, Any]:

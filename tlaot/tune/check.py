@@ -25,6 +25,9 @@ _BY_DTYPE = {
     "bfloat16": 2e-2,
 }
 _FLOAT8 = 1.25e-1
+_FLOAT4 = 5e-1
+# Elements that are compared at a time: as float64 and with all that is made of them, some 60 bytes each.
+_CHUNK = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ def default_tolerance(dtype: str) -> float:
     """The tolerance, relative and absolute, of an element type; 0 for integers."""
     if dtype in _BY_DTYPE:
         return _BY_DTYPE[dtype]
+    if dtype.startswith("float4"):
+        return _FLOAT4
     return _FLOAT8 if dtype.startswith("float8") else 0.0
 
 
@@ -55,30 +60,22 @@ def compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, t
 
 
 def _compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, tolerance: Tolerance) -> str | None:
-    found, wanted = arrays.float64(actual), arrays.float64(expected)
+    found, wanted = arrays.tensor(actual), arrays.tensor(expected)
     if tuple(found.shape) != tuple(wanted.shape):
         return f"output {name} has shape {tuple(found.shape)}, the reference {tuple(wanted.shape)}"
-    count = math.prod(int(size) for size in found.shape)
-    if count == 0:
-        return None
-    nans = int((found != found).sum())
-    if nans:
-        return f"output {name} has {nans} NaN among {count} elements (or elements that were never written)"
     default = default_tolerance(dtype)
     rtol = default if tolerance.rtol is None else tolerance.rtol
     atol = default if tolerance.atol is None else tolerance.atol
-    error = abs(found - wanted)
-    bound = atol + rtol * abs(wanted)
-    # Infinities are right only where the reference has the same one: inf - inf is NaN, and inf bounds nothing.
-    error[found == wanted] = 0.0
-    bound[abs(wanted) == math.inf] = 0.0
-    missed = ~(error <= bound)  # the negation also catches a NaN in the reference
-    if rtol == 0 and atol == 0 and "float" not in dtype:
-        missed |= arrays.differ(actual, expected)  # float64 cannot tell large integers apart
-    misses = int(missed.sum())
+    found, wanted = found.reshape(-1), wanted.reshape(-1)
+    count = math.prod(int(size) for size in found.shape)
+    nans, misses, worst = 0, 0, 0.0
+    for start in range(0, count, _CHUNK):
+        tally = _tally(arrays, dtype, found[start : start + _CHUNK], wanted[start : start + _CHUNK], rtol, atol)
+        nans, misses, worst = nans + tally[0], misses + tally[1], max(worst, tally[2])
+    if nans:
+        return f"output {name} has {nans} NaN among {count} elements (or elements that were never written)"
     if misses == 0:
         return None
-    worst = _worst(error, bound)
     allowed = int(tolerance.max_mismatched_ratio * count) if default else 0
     text = f"{misses} of {count} elements differ from the reference by more than {rtol:g} relative + {atol:g} absolute"
     if misses > allowed:
@@ -88,6 +85,22 @@ def _compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, 
             f"output {name}: {text}; the worst misses by {worst:.3g} times that (at most {WORST_FACTOR:g} is allowed)"
         )
     return None
+
+
+def _tally(arrays: Arrays, dtype: str, actual: Any, expected: Any, rtol: float, atol: float) -> tuple[int, int, float]:
+    """Of one chunk: how many elements are NaN, how many miss the tolerance, and by what factor the worst one does."""
+    found, wanted = arrays.float64(actual), arrays.float64(expected)
+    nans = int((found != found).sum())
+    error = abs(found - wanted)
+    bound = atol + rtol * abs(wanted)
+    # Infinities are right only where the reference has the same one: inf - inf is NaN, and inf bounds nothing.
+    error[found == wanted] = 0.0
+    bound[abs(wanted) == math.inf] = 0.0
+    missed = ~(error <= bound)  # the negation also catches a NaN in the reference
+    if rtol == 0 and atol == 0 and "float" not in dtype:
+        missed |= arrays.differ(actual, expected)  # float64 cannot tell large integers apart
+    misses = int(missed.sum())
+    return nans, misses, _worst(error, bound) if misses else 0.0
 
 
 def _worst(error: Any, bound: Any) -> float:
