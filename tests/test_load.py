@@ -17,6 +17,7 @@ from fixtures_runtime import compile_kernel, tensor, variant, write_package
 
 import tlaot
 from tlaot.errors import CallError, LoadError, PackageError
+from tlaot.manifest import digest_of
 from tlaot.runtime import load as load_module
 
 np = pytest.importorskip("numpy")
@@ -302,3 +303,11 @@ def test_read_only_and_moved(package: Callable[..., Path], tmp_path: Path) -> No
 def _readable_by_others(path: Path) -> bool:
     places = [*path.parents, Path(sys.executable), *Path(sys.executable).parents, Path(tlaot.__file__).parent]
     return all(p.stat().st_mode & 0o005 == 0o005 for p in places)
+
+
+def test_a_library_that_was_replaced_under_this_process_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "executable.so"
+    path.write_bytes(b"new")
+    load_module._loaded[str(path)] = digest_of(b"old")
+    with pytest.raises(LoadError, match="was replaced while this process"):
+        load_module.load_function(path, digest_of(b"new"))

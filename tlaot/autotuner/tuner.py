@@ -15,7 +15,7 @@ from .cache import TuningCache
 from .identity import UnidentifiedError, fingerprint
 from .inputs import captured
 from .request import Request, RunArgs, as_factory, materialize_configs, tunables_of
-from .result import AutotuneResult, result_from_winner
+from .result import AutotuneResult, restore_result, result_from_winner
 from .session import compile_only, machine_identity, make_scratch, remove, resolve_target, tune
 
 __all__ = ["AutoTuner", "par_compile", "run_request"]
@@ -160,7 +160,9 @@ def run_request(request: Request) -> AutotuneResult:
         return _tune(request, None, None)
     with cache.single_flight(key):
         found = cache.load(key)
-        return found if found is not None else _tune(request, cache, key)
+        if found is not None:
+            return restore_result(found, request.factory.call, request.configs)
+        return _tune(request, cache, key)
 
 
 def _tune(request: Request, cache: TuningCache | None, key: str | None) -> AutotuneResult:

@@ -27,6 +27,9 @@ _MOST_CALLERS = 4096
 
 _loading = threading.RLock()
 
+# Content of each file that was given to the dynamic linker; libraries are never unloaded.
+_loaded: dict[str, FileDigest] = {}
+
 
 def _renew_lock() -> None:
     global _loading
@@ -253,6 +256,14 @@ def _load_module(path: Path, expected: FileDigest) -> Any:
     verify_file(path, expected)
     import tvm_ffi
 
+    # The dynamic linker knows a library by its path: for one that was replaced it silently gives the old code.
+    loaded = _loaded.setdefault(str(path), expected)
+    if loaded != expected:
+        raise LoadError(
+            str(path),
+            f"was replaced while this process has the former one loaded (SHA-256 {loaded.sha256[:12]}...)",
+            "Start the process again.",
+        )
     try:
         return tvm_ffi.load_module(path)
     except (OSError, RuntimeError) as error:
