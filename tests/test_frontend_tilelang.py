@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from child_call import call
 
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
@@ -34,17 +35,11 @@ _SCALAR_BYTES = {
 }
 
 
-def _in_child(function: str, *args: Any, **kwargs: Any) -> Any:
-    import tilelang_cases
-
-    return getattr(tilelang_cases, function)(*args, **kwargs)
-
-
 @pytest.fixture(scope="module")
 def child() -> Iterator[Callable[..., Any]]:
     """One process that has TileLang imported, as a worker of tlaot has."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield lambda *args, **kwargs: pool.submit(_in_child, *args, **kwargs).result(timeout=300)
+        yield lambda *args, **kwargs: pool.submit(call, "tilelang_cases", *args, **kwargs).result(timeout=300)
 
 
 @pytest.fixture(scope="module")
