@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..manifest import FileDigest, Param
 from ..runtime.load import EXECUTABLE, Kernel
 from ..target import Target, parse_target
 from ..tune.files import write_atomically
-from ..tune.package import Packed
+from ..tune.package import Packed, write_packed
 from ..tune.supply import Supply
 from .args import TensorSupplyType
 from .profiler import Profiler
@@ -56,6 +57,10 @@ class TunedKernel(Kernel):
         made.packed, made.function = self.packed, self.function
         made._config = _copied(self._config if config is None else config)
         return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A reference may call a kernel that was tuned before: it travels to the measuring child as its files.
+        return _reopen, (self.packed, self._config)
 
     @property
     def params(self) -> list[Param]:
@@ -186,6 +191,13 @@ def open_packed(packed: Packed, folder: Path, config: Mapping[str, Any] | None =
     ):  # otherwise the linker has given the library that it had, and this file is free to go
         _content_of[number] = digest
     return kernel
+
+
+def _reopen(packed: Packed, config: Mapping[str, Any] | None) -> TunedKernel:
+    with tempfile.TemporaryDirectory(prefix="tlaot-", ignore_cleanup_errors=True) as scratch:
+        # A loaded library stays when its file goes.
+        write_packed(Path(scratch, "kernel"), packed)
+        return open_packed(packed, Path(scratch, "kernel"), config)
 
 
 def _copied(value: Any) -> Any:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -87,6 +88,11 @@ def _dump(value: Any) -> bytes:
                 return _code_of_file, (make, arguments, obj.co_filename)
             if isinstance(obj, (FunctionType, type)):
                 self._whole(str(getattr(obj, "__module__", "")))
+            elif type(obj).__module__.startswith("tilelang."):
+                if type(obj).__name__ == "JITFunc":
+                    return _jit_func, (obj.orig_func,)
+                if type(obj).__name__ == "JITImpl":
+                    return type(obj), tuple(getattr(obj, item.name) for item in fields(obj))
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
@@ -99,6 +105,14 @@ def _dump(value: Any) -> bytes:
 def _code_of_file(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str) -> CodeType:
     """A code object with the name of its file, which cloudpickle drops and ``inspect.getsource`` needs."""
     return make(*arguments).replace(co_filename=filename)
+
+
+def _jit_func(function: Callable[..., Any]) -> Any:
+    """TileLang's parsed form of a function, parsed anew: the one in hand holds every global of the name of an inner function,
+    a kernel that was made before for instance, and TileLang's own compiled kernels."""
+    from tilelang.language.eager import prim_func
+
+    return prim_func(function, eager_jit=True)
 
 
 @contextmanager
