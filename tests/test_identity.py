@@ -189,6 +189,17 @@ def test_imports_inside_functions(load: Load, monkeypatch: pytest.MonkeyPatch) -
         ("class L(list):\n    pass\nsubject = L([1])", "[1]", "[2]"),
         ("class C:\n    def m(self):\n        return 1\nsubject = C().m", "return 1", "return 2"),
         ("def subject():\n    try:\n        f()\n    except ValueError:\n        pass", "ValueError", "TypeError"),
+        ("N = 1\ndef subject():\n    return eval('N')", "N = 1", "N = 2"),
+        (
+            "import dataclasses\nsubject = dataclasses.make_dataclass('C', [('a', int, dataclasses.field(default=1))])",
+            "default=1",
+            "default=2",
+        ),
+        (
+            "class C:\n    def __reduce__(self):\n        return (abs, (1,))\n    def m(self):\n        return 5\nsubject = C()",
+            "return 5",
+            "return 2",
+        ),
         ("N = 1\ndef subject():\n    class Inner:\n        x = N\n    return Inner", "N = 1", "N = 2"),
         # Python evaluates none of these annotations, a frontend that reads the source does.
         ("N = 1\ndef subject():\n    A: T.Tensor[[N], 'float32']\n    return A", "N = 1", "N = 2"),
@@ -363,7 +374,10 @@ def test_libraries_count_by_their_content() -> None:
 
     found = origin_of("pytest", pytest.__file__)
     assert found is not None and found.startswith(f"pytest=={pytest.__version__}+")
-    assert origin_of("json", importlib.import_module("json").__file__) == f"python {sys.version_info[0]}.{sys.version_info[1]}"
+    assert (
+        origin_of("json", importlib.import_module("json").__file__)
+        == f"python {sys.version_info[0]}.{sys.version_info[1]}"
+    )
     assert origin_of("sys", None) == origin_of("json", importlib.import_module("json").__file__)
     assert origin_of("__main__", None) is None and origin_of("json", "/home/author/json.py") is None
     assert fingerprint(pytest.raises) != fingerprint(pytest.warns)
@@ -403,6 +417,9 @@ def test_torch_values() -> None:
     others += [torch.matmul, torch.nn.functional.relu, torch.Tensor]
     assert len({fingerprint(value) for value in [a, *others]}) == 12
     assert fingerprint(a) == fingerprint(a.clone())
+    for unreadable in (torch.zeros(2, device="meta"), torch.eye(2).to_sparse()):
+        with pytest.raises(UnidentifiedError):
+            fingerprint(unreadable)
 
 
 TILELANG = """
@@ -472,3 +489,7 @@ def test_tvm_functions(load: Load) -> None:
 
     assert fingerprint(make(4)) == fingerprint(make(4)) != fingerprint(make(8))
     assert fingerprint(make) == fingerprint(make)
+    tvm = importlib.import_module("tvm")
+    assert fingerprint(tvm.target.Target("llvm")) != fingerprint(tvm.target.Target("c"))
+    with pytest.raises(UnidentifiedError):
+        fingerprint(importlib.import_module("tvm_ffi").convert(lambda: 1))

@@ -45,6 +45,8 @@ _NOT_OF_A_CLASS = (
 )  # fmt: skip
 # Of a module's: where it is.
 _PLACES = ("__name__", "__file__", "__package__", "__spec__", "__loader__", "__cached__", "__path__", "__builtins__")
+# Builtins by which a function can read any global.
+_READ_ALL = ("globals", "eval", "exec")
 _FUNCTION_LIKE = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
 
 
@@ -105,10 +107,15 @@ def dissect(value: Any, trail: str) -> Anatomy:
     identity = getattr(kind, "__tlaot_identity__", None)
     if identity is not None:
         return Anatomy("identity", [("", identity(value))])
-    foreign = dissect_foreign(value)
-    if foreign is not None:
-        return Anatomy(*foreign)
-    return _by_reduction(value, trail)
+    try:
+        foreign = dissect_foreign(value)
+        return Anatomy(*foreign) if foreign is not None else _by_reduction(value)
+    except Exception as error:  # of whatever a type does when it is asked for its content
+        raise UnidentifiedError(
+            trail.lstrip(".") or kind.__qualname__,
+            f"a {kind.__module__}.{kind.__qualname__} has no identity that outlives the process ({error})",
+            "Pass it as an argument of plain data, or give its class a method __tlaot_identity__ that returns what counts.",
+        ) from None
 
 
 # Functions
@@ -119,6 +126,8 @@ def _function(function: types.FunctionType) -> Anatomy:
     module = str(namespace.get("__name__"))
     origin = origin_of(module, namespace.get("__file__"))
     code = function.__code__
+    if code.co_filename.startswith("<") and not code.co_filename.startswith("<frozen "):
+        origin = None  # made by a library at run time, as the methods of dataclasses are: no file of it has this code
     defaults = [("(default)", function.__defaults__), ("(default)", function.__kwdefaults__)]
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
     if origin is not None:
@@ -157,6 +166,9 @@ def _resolve_reads(
                 continue
         elif name in function.__globals__:
             value = function.__globals__[name]
+        elif name in _READ_ALL:
+            yield name, {key: value for key, value in function.__globals__.items() if not key.startswith("__")}
+            continue
         else:
             yield name, _Said("builtin" if hasattr(builtins, name) else "absent")
             continue
@@ -244,7 +256,7 @@ def _module(module: types.ModuleType) -> Anatomy:
 def _class(cls: type) -> Anatomy:
     module = str(getattr(cls, "__module__", None))
     origin = origin_of(module, getattr(sys.modules.get(module), "__file__", None))
-    if origin is not None:
+    if origin is not None and _is_found(cls, module):
         return Anatomy(f"class {origin} {module}.{cls.__qualname__}")
     if isinstance(cls, enum.EnumMeta):
         members: Mapping[str, Any] = cls.__members__
@@ -261,6 +273,14 @@ def _class(cls: type) -> Anatomy:
     return Anatomy(f"class {cls.__name__} {[name for name, _ in named]}", parts)
 
 
+def _is_found(cls: type, module: str) -> bool:
+    """Whether a class is where its name says; one that a library made at run time (make_dataclass) is not."""
+    found: Any = sys.modules.get(module)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
+
+
 # Containers and the rest
 
 
@@ -271,22 +291,16 @@ def _mapping(value: Mapping[Any, Any]) -> Anatomy:
     return Anatomy("dict", [("", _Pair(*item)) for item in value.items()], ordered=False)
 
 
-def _by_reduction(value: Any, trail: str) -> Anatomy:
+def _by_reduction(value: Any) -> Anatomy:
     """By what pickle would be told (copyreg, ``__reduce_ex__``), taken apart in turn: pickle itself writes functions by name."""
     kind = type(value)
     reduce: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
-    try:
-        reduced = reduce(value) if reduce is not None else value.__reduce_ex__(4)
-    except Exception as error:
-        raise UnidentifiedError(
-            trail.lstrip(".") or kind.__qualname__,
-            f"a {kind.__module__}.{kind.__qualname__} has no identity that outlives the process ({error})",
-            "Pass it as an argument of plain data, or give its class a method __tlaot_identity__ that returns what counts.",
-        ) from None
+    reduced = reduce(value) if reduce is not None else value.__reduce_ex__(4)
     if isinstance(reduced, str):
         return Anatomy(f"global {reduced}", [("", kind)])
     made, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
     parts = [
+        ("", kind),
         ("", made),
         ("", arguments),
         ("", state),

@@ -263,6 +263,8 @@ def _spell(code: types.CodeType) -> str:
             argument = instruction.argrepr
         else:
             argument = instruction.arg
+        if argument == "__firstlineno__":  # a class's, since Python 3.13: the constant before it is a line number
+            lines.pop()
         lines.append(f"{instruction.opname} {argument}")
     for entry in getattr(dis, "_parse_exception_table", lambda code: ())(code):
         bounds = (numbers.get(offset, offset) for offset in (entry.start, entry.end, entry.target))

@@ -62,7 +62,7 @@ def _tvm(value: Any) -> Found | None:
 
 
 def _torch_tensor(tensor: Any) -> Found:
-    flat = tensor.detach().cpu().contiguous()
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     size = flat.numel() * flat.element_size()
     data = ctypes.string_at(flat.data_ptr(), size) if size else b""
     digest = hashlib.sha256(data).hexdigest()

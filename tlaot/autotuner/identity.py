@@ -4,6 +4,9 @@ A value becomes a graph: what it is made of, down to plain data; for the author'
 the globals that they read, recursively; for what an installed distribution has, the distribution's content. The fingerprint is
 a digest of the graph's form, so the same in every process and on every machine, cycles and shared parts included. What cannot
 be taken apart is an UnidentifiedError and never a guess: a wrong hit would return another kernel.
+
+Not seen is what a function gets at run time by other ways than names: from the environment, from files, from modules that it
+imports by a computed name; nor edits by hand among the files of an installed distribution.
 """
 
 from __future__ import annotations
