@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .elf import EM_AARCH64, EM_CUDA, EM_X86_64, Elf, read_elf
+from ..tune.elf import EM_AARCH64, EM_CUDA, EM_X86_64, DynamicInfo, is_elf, read_dynamic
 
 __all__ = ["Audit", "audit_platform"]
 
@@ -51,7 +51,7 @@ def audit_platform(root: Path) -> Audit:
     Raises:
         BuildError: A file is damaged ELF.
     """
-    found = ((path, read_elf(path)) for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink())
+    found = ((path, _read(path)) for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink())
     files = [(path.relative_to(root).as_posix(), elf) for path, elf in found if elf and elf.machine != EM_CUDA]
     if not files:
         return Audit("any")
@@ -70,7 +70,14 @@ def audit_platform(root: Path) -> Audit:
     return Audit(f"manylinux_{lowest[0]}_{lowest[1]}_{machine}", reason)
 
 
-def _machine_of(files: Iterable[Elf]) -> str:
+def _read(path: Path) -> DynamicInfo | None:
+    with path.open("rb") as file:
+        if not is_elf(file.read(4)):
+            return None
+    return read_dynamic(path.read_bytes(), str(path))
+
+
+def _machine_of(files: Iterable[DynamicInfo]) -> str:
     machines = {elf.machine for elf in files}
     if len(machines) == 1 and machines <= set(_MACHINES):
         return _MACHINES[machines.pop()]

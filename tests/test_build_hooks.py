@@ -21,7 +21,6 @@ from conftest import ROOT, clean_environ, copy_project
 
 pytest.importorskip("tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does")
 
-from tlaot.build_hooks.elf import read_elf
 from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, requirements_of
 from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, Settings, read_settings, show_settings
 from tlaot.build_hooks.wheel_tag import audit_platform
@@ -207,7 +206,7 @@ def test_truncated_elf_is_an_error(binary: Path, tmp_path: Path, size: int) -> N
     path = tmp_path / "executable.so"
     path.write_bytes(binary.read_bytes()[:size])
     with pytest.raises(BuildError, match=r"executable\.so: is (a damaged|not a 64-bit)"):
-        read_elf(path)
+        audit_platform(tmp_path)
 
 
 # Hooks

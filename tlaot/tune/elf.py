@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from ..errors import BuildError
 
-__all__ = ["DynamicInfo", "cubin_architecture", "read_dynamic"]
+__all__ = ["EM_AARCH64", "EM_CUDA", "EM_X86_64", "DynamicInfo", "cubin_architecture", "is_elf", "read_dynamic"]
 
-_SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 6, 11, 0x6FFFFFFE
+EM_X86_64, EM_AARCH64, EM_CUDA = 62, 183, 190
+_SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
 _SHT_VERSYM = 0x6FFFFFFF
 _DT_NEEDED, _DT_RPATH, _DT_RUNPATH = 1, 15, 29
-_EM_CUDA = 190
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class DynamicInfo:
         needed: Libraries that the dynamic linker loads with it.
         exported: Names that it defines for others.
         imported: Undefined symbols, each with its version, ``("dlsym", "GLIBC_2.2.5")``, or ``""``.
+        versions: Symbol versions that those libraries must offer, also ones that no symbol names (``GLIBC_ABI_DT_RELR``).
         search_path: DT_RPATH and DT_RUNPATH entries.
     """
 
@@ -34,6 +35,7 @@ class DynamicInfo:
     needed: tuple[str, ...]
     exported: tuple[str, ...]
     imported: tuple[tuple[str, str], ...]
+    versions: tuple[str, ...]
     search_path: tuple[str, ...]
 
 
@@ -42,6 +44,11 @@ class _Section:
     kind: int
     link: int
     data: bytes
+
+
+def is_elf(data: bytes) -> bool:
+    """Whether data starts as an ELF file does."""
+    return data[:4] == b"\x7fELF"
 
 
 def read_dynamic(data: bytes, where: str) -> DynamicInfo:
@@ -54,7 +61,7 @@ def read_dynamic(data: bytes, where: str) -> DynamicInfo:
         machine, sections = _read_sections(data, where)
         return _read_dynamic(machine, sections)
     except (struct.error, IndexError, ValueError) as error:
-        raise BuildError(where, f"the ELF file is damaged ({error})", "Build it again.") from None
+        raise BuildError(where, f"is a damaged ELF file ({error})", "Build it again.") from None
 
 
 def cubin_architecture(data: bytes, where: str) -> int:
@@ -65,7 +72,7 @@ def cubin_architecture(data: bytes, where: str) -> int:
     Raises:
         BuildError: ``data`` is not a cubin.
     """
-    if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", data, 18)[0] != _EM_CUDA:
+    if len(data) < 64 or data[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", data, 18)[0] != EM_CUDA:
         raise BuildError(where, "the compiled device code is not a cubin", "Check what nvcc wrote.")
     flags = int(struct.unpack_from("<I", data, 48)[0])
     return (flags >> 8) & 0xFF if data[8] >= 8 else flags & 0xFF
@@ -73,13 +80,17 @@ def cubin_architecture(data: bytes, where: str) -> int:
 
 def _read_sections(data: bytes, where: str) -> tuple[int, list[_Section]]:
     if data[:6] != b"\x7fELF\x02\x01":
-        raise BuildError(where, "not a 64-bit little-endian ELF file", "Build it again.")
+        raise BuildError(where, "is not a 64-bit little-endian ELF file", "tlaot packages for 64-bit Linux only.")
     machine = struct.unpack_from("<H", data, 18)[0]
     (offset,) = struct.unpack_from("<Q", data, 40)
     size, count = struct.unpack_from("<HH", data, 58)
     sections = []
     for i in range(count):
         _, kind, _, _, start, length, link = struct.unpack_from("<IIQQQQI", data, offset + i * size)
+        if kind == _SHT_NOBITS:
+            length = 0
+        elif start + length > len(data):
+            raise ValueError(f"section {i} ends past the end of the file")
         sections.append(_Section(kind, link, data[start : start + length]))
     return machine, sections
 
@@ -131,4 +142,11 @@ def _read_dynamic(machine: int, sections: list[_Section]) -> DynamicInfo:
                 else:
                     index = struct.unpack_from("<H", indices, 2 * i)[0] & 0x7FFF if indices else 0
                     imported.append((symbol, versions.get(index, "")))
-    return DynamicInfo(machine, tuple(needed), tuple(sorted(exported)), tuple(sorted(imported)), tuple(search))
+    return DynamicInfo(
+        machine,
+        tuple(needed),
+        tuple(sorted(exported)),
+        tuple(sorted(imported)),
+        tuple(sorted(set(versions.values()))),
+        tuple(search),
+    )
