@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import SpecError
 from ..target import Target, parse_target
+from .supply import SUPPLY_TYPES
 from .tables import (
     callable_name,
     checked_callable,
@@ -216,7 +217,7 @@ def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 _KERNEL_KEYS = (
     "name", "frontend", "factory", "targets", "shapes", "configs", "space", "inputs", "reference", "check", "out_idx",
-    "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile",
+    "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check",
 )  # fmt: skip
 
 
@@ -239,7 +240,7 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
         )
     check = optional(keys, "check", bool, where, True)
     reference = callable_name(keys, "reference", where)
-    if check and reference is None:
+    if check and reference is None and "manual_check" not in keys:
         raise SpecError(
             where,
             "has no reference to check candidates against",
@@ -264,6 +265,8 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
         max_mismatched_ratio=ratio,
         pass_configs=optional(keys, "pass_configs", dict, where, {}),
         profile=_read_profile(optional(keys, "profile", dict, where, {}), f"{where} profile"),
+        supply=_read_supply(optional(keys, "supply", dict, where, {}), f"{where} supply"),
+        manual_check=callable_name(keys, "manual_check", where),
     )
 
 
@@ -376,6 +379,22 @@ def _read_profile(table: Mapping[str, Any], where: str) -> Profile:
         if not numbers[key]:
             raise SpecError(f"{where} {key}", "must be above zero", "warmup and rep are in ms, timeouts in s.")
     return Profile(backend=backend, **numbers)  # type: ignore[arg-type]
+
+
+def _read_supply(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    keys = fold(table, ("type", "seed", "ranges"), where)
+    kind = optional(keys, "type", str, where, "auto")
+    if kind not in SUPPLY_TYPES:
+        known = ", ".join(SUPPLY_TYPES)
+        raise SpecError(f"{where} type", f"unknown supply {kind!r}{nearest(kind, SUPPLY_TYPES)}", f"Known: {known}.")
+    ranges = optional(keys, "ranges", dict, where, {})
+    for name, bounds in ranges.items():
+        if not (isinstance(bounds, list) and len(bounds) == 2 and all(type(b) is int for b in bounds)):
+            raise SpecError(f"{where} ranges {name}", f"is not two integers, got {bounds!r}", "Write index = [0, 1024].")
+    seed = keys.get("seed", 0)
+    if type(seed) is not int:
+        raise SpecError(f"{where} seed", f"is not an integer, got {seed!r}", "Correct the value.")
+    return {"type": kind, "seed": seed, "ranges": ranges} if keys else {}
 
 
 def _read_devices(table: Mapping[str, Any], file: str) -> dict[str, Mapping[str, Any]]:
