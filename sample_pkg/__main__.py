@@ -90,19 +90,22 @@ def run_one(name: str, variant: Variant, args: list[Any]) -> dict[str, Any]:
         raise tlaot.DispatchError(name, f"{chosen.target} is chosen here", f"{chosen.target} is chosen here")
     error = worst_error(out, getattr(reference, name)(*args))
     dtype = variant.params[variant.out_idx[0]].dtype
-    now_ms = time_ms(lambda: kernel(*args), on_cuda)
-    rival_ms = time_ms(lambda: RIVALS["torch" if on_cuda else "numpy"][name](*args), on_cuda)
+    rival = RIVALS["torch" if on_cuda else "numpy"][name]
+    now_ms, rival_ms = time_ms([lambda: kernel(*args), lambda: rival(*args)], on_cuda)
+    tuned, default = variant.latency.get("latency"), variant.latency.get("default_latency")
     return {
         "kernel": name,
         "target": variant.target,
         "shape": dict(variant.shape),
         "dtype": dtype,
         "config": dict(variant.config),
-        "tuned_ms_at_build": variant.latency.get("latency"),
-        "default_ms_at_build": variant.latency.get("default_latency"),
+        "tuned_ms_at_build": tuned,
+        "default_ms_at_build": default,
+        "speedup_over_default_at_build": default / tuned if default and tuned else None,
         "now_ms": now_ms,
         "rival": "torch" if on_cuda else "numpy",
         "rival_ms": rival_ms,
+        "speedup_over_rival": rival_ms / now_ms,
         "first_call_ms": first_ms,
         "error": error,
         "correct": error <= TOLERANCE[dtype],
@@ -135,20 +138,23 @@ def worst_error(out: Any, expected: Any) -> float:
     return worst if np.isfinite(worst) else float("inf")
 
 
-def time_ms(call: Call, on_cuda: bool) -> float:
-    """Median time of a call; on CUDA of enough calls in a row to hide the launch."""
-    calls = 20 if on_cuda else 1
-    call()
-    times: list[float] = []
-    stop = time.perf_counter() + MEASURE_SECONDS
-    while time.perf_counter() < stop or len(times) < 5:
-        _synchronize(on_cuda)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        _synchronize(on_cuda)
-        times.append((time.perf_counter() - start) * 1e3 / calls)
-    return statistics.median(times)
+def time_ms(calls: Sequence[Call], on_cuda: bool) -> list[float]:
+    """Median time of each call, timed in turns; on CUDA of enough calls in a row to hide the launch."""
+    repeat = 20 if on_cuda else 1
+    times: list[list[float]] = [[] for _ in calls]
+    for call in calls:
+        call()
+    stop = time.perf_counter() + MEASURE_SECONDS * len(calls)
+    while time.perf_counter() < stop or len(times[-1]) < 5:
+        for call, kept in zip(calls, times, strict=True):
+            call()  # the other call's threads have gone to sleep, its data left the cache
+            _synchronize(on_cuda)
+            start = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            _synchronize(on_cuda)
+            kept.append((time.perf_counter() - start) * 1e3 / repeat)
+    return [statistics.median(kept) for kept in times]
 
 
 def _numpy_softmax(x: Any) -> Any:
@@ -191,8 +197,8 @@ def _synchronize(on_cuda: bool) -> None:
 def print_table(rows: list[dict[str, Any]], skipped: list[dict[str, str]], import_ms: float) -> None:
     """The rows as text; what is from the build and what is of now is in the heading."""
     heading = (
-        "kernel", "target", "shape", "config", "tuned ms (build)", "default ms (build)",
-        "ms (now)", "numpy/torch ms (now)", "first call ms (now)", "correct (now)",
+        "kernel", "target", "shape", "config", "tuned ms (build)", "default ms (build)", "x default",
+        "ms (now)", "numpy/torch ms (now)", "x numpy/torch", "first call ms (now)", "correct (now)",
     )  # fmt: skip
     lines = [heading] + [
         (
@@ -202,8 +208,10 @@ def print_table(rows: list[dict[str, Any]], skipped: list[dict[str, str]], impor
             _spell(row["config"]),
             _spell_ms(row["tuned_ms_at_build"]),
             _spell_ms(row["default_ms_at_build"]),
+            _spell_ratio(row["speedup_over_default_at_build"]),
             _spell_ms(row["now_ms"]),
             _spell_ms(row["rival_ms"]),
+            _spell_ratio(row["speedup_over_rival"]),
             _spell_ms(row["first_call_ms"]),
             "yes" if row["correct"] else f"NO, error {row['error']:.2g}",
         )
@@ -223,6 +231,10 @@ def _spell(values: Any) -> str:
 
 def _spell_ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
+
+
+def _spell_ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":
