@@ -469,6 +469,7 @@ def test_tilelang_functions(load: Load) -> None:
         T.float16,
         T.bfloat16,
         T.dynamic("m"),
+        T.dynamic("m", "int64"),
         T.dynamic("n"),
         T.dynamic("m") * 2,
         T.Tensor((4,), "float32"),
@@ -479,6 +480,7 @@ def test_tilelang_functions(load: Load) -> None:
 
 def test_tvm_functions(load: Load) -> None:
     pytest.importorskip("tvm")
+    numpy = pytest.importorskip("numpy")
     if importlib.util.find_spec("tilelang") is not None:
         pytest.skip("TileLang brings a TVM of its own")
     from tvm import te
@@ -493,3 +495,17 @@ def test_tvm_functions(load: Load) -> None:
     assert fingerprint(tvm.target.Target("llvm")) != fingerprint(tvm.target.Target("c"))
     with pytest.raises(UnidentifiedError):
         fingerprint(importlib.import_module("tvm_ffi").convert(lambda: 1))
+    m, n = (tvm.tirx.Var(name, "int32") for name in "mn")
+    values = [
+        m,
+        n,
+        m + 1,
+        n + 1,
+        tvm.ir.Range(0, m),
+        tvm.ir.Range(0, n),
+        tvm.ir.IRModule({"f": make(4)}),
+        tvm.ir.IRModule({"f": make(8)}),
+    ]
+    values += [tvm.runtime.tensor(numpy.array([i])) for i in range(2)]
+    values += [tvm.runtime.convert([i]) for i in range(2)] + [tvm.runtime.convert({"a": i}) for i in range(2)]
+    assert len({fingerprint(value) for value in values}) == len(values)

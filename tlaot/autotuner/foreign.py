@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ __all__ = ["dissect_foreign"]
 Found = tuple[str, list[tuple[str, Any]]]
 
 _TVM = ("tvm", "tvm_ffi", "tilelang")
-_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")
 # Of TileLang's wrappers, what an author gave them. Their other attributes follow from these, are caches, or change
 # nothing in the kernel (verbose, debug_root_path; mode is found out at the first call).
 _WRAPPERS = {
@@ -21,6 +19,19 @@ _WRAPPERS = {
     "JITFunc": ("orig_func",),
     "Macro": ("orig_func",),
     "AutoTuneImpl": ("jit_impl", "configs"),
+}
+
+
+# Of TVM's objects, what they are made of. Not by their text: it leaves types and definitions out.
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "Buffer": ("dtype", "shape", "strides", "elem_offset", "data_alignment", "offset_factor", "scope"),
+    "Range": ("min", "extent"),
+    **dict.fromkeys(("Var", "SizeVar"), ("name",)),
+    **dict.fromkeys(("IntImm", "FloatImm", "StringImm", "Cast"), ("value",)),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max"), ("a", "b")),
+    **dict.fromkeys(("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or"), ("a", "b")),
+    "Not": ("a",),
+    "Select": ("condition", "true_value", "false_value"),
 }
 
 
@@ -43,22 +54,25 @@ def _tvm(value: Any) -> Found | None:
         return name, [(f".{key}", getattr(value, key)) for key in _WRAPPERS[kind.__name__]]
     if isinstance(value, str):  # T.float16 and all dtypes
         return f"{name} {value!s}", []
-    if not any(cls.__name__ in ("Object", "CObject") for cls in kind.__mro__):
+    bases = {cls.__name__ for cls in kind.__mro__}
+    if not bases & {"Object", "CObject"}:
         return None
+    if kind.__name__ in _FIELDS:
+        fields = [(f".{key}", _field(value, key)) for key in _FIELDS[kind.__name__]]
+        return f"{name} {getattr(value, 'dtype', None) or getattr(value, 'ty', '')}", fields
+    if kind.__name__ == "Target":
+        return f"{name} {value!s}", []
     if kind.__name__ in ("PrimFunc", "IRModule", "Function") and hasattr(value, "script"):
         # With metadata, where constants are that the text only refers to.
         return f"{name} {value.script(show_meta=True)}", []
-    if kind.__name__ == "Buffer":
-        fields = ("dtype", "shape", "strides", "elem_offset", "data_alignment", "offset_factor")
-        return f"{name} {value.scope()}", [(f".{key}", getattr(value, key)) for key in fields]
     if isinstance(value, Mapping):
         return name, [("", dict(value.items()))]
     if isinstance(value, Sequence):
         return name, [("", list(value))]
-    text = str(value)
-    if _ADDRESS.search(text) or text.startswith("<"):
-        return None
-    return f"{name} {getattr(value, 'dtype', '')} {text}", []
+    if ("tvm_ffi.core", "Tensor") in {(cls.__module__, cls.__name__) for cls in kind.__mro__}:
+        return "tvm tensor", [("", _as_numpy(value))]
+    # The text of others, packed functions for one, does not tell them apart, and to have TVM serialize one can crash.
+    raise TypeError(f"{name} objects are not taken apart")
 
 
 def _torch_tensor(tensor: Any) -> Found:
@@ -76,8 +90,15 @@ def _numpy_array(array: Any) -> Found:
     return f"{label} {hashlib.sha256(array.tobytes()).hexdigest()}", []
 
 
-def _tvm_tensor(tensor: Any) -> Found:
-    return "tvm tensor", [("", tensor.numpy())]
+def _field(value: Any, key: str) -> Any:
+    found = getattr(value, key)
+    return found() if key == "scope" else found
+
+
+def _as_numpy(tensor: Any) -> Any:
+    import numpy
+
+    return numpy.from_dlpack(tensor)
 
 
 def _spelled(value: Any) -> Found:
@@ -93,6 +114,4 @@ _TAKERS: dict[tuple[str, str], Callable[[Any], Found]] = {
     ("numpy", "ndarray"): _numpy_array,
     ("numpy", "generic"): _numpy_array,
     ("numpy", "dtype"): _spelled,
-    ("tvm", "NDArray"): _tvm_tensor,
-    ("tvm", "Tensor"): _tvm_tensor,
 }
