@@ -341,6 +341,33 @@ def double(N):
     assert (a == 2).all()
 
 
+def test_a_winner_must_give_the_same_bits_twice(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check itself is measured in test_measurer; here, that what fails it does not win."""
+    from tlaot.tune import measure
+
+    asked = []
+
+    def answer(child: object, request: dict[str, object], timeout: float) -> object:
+        if request["op"] == "check":
+            asked.append(request["deterministic"])
+            if len(asked) == 1:
+                return measure.Failed("check", "not deterministic")
+        return ask(child, request, timeout)
+
+    ask = measure.Child.request
+    monkeypatch.setattr(measure.Child, "request", answer)
+    project.write(GOOD.replace('"tinypkg.kernels:shapes"', "[{ N = 64 }]"))
+    project.build()
+    (record,) = (project.folder / "build" / "tlaot" / "records").rglob("*.json")
+    candidates = json.loads(record.read_text())["candidates"]
+    assert asked == [True, True]
+    assert sorted("failed" in candidate for candidate in candidates) == [False, True]
+    asked[:] = []
+    project.write(GOOD.replace('"tinypkg.kernels:shapes"', "[{ N = 64 }]") + "deterministic = false\n")
+    project.build()
+    assert not asked
+
+
 def test_two_names_for_one_shape_are_refused(project: Project) -> None:
     project.write(GOOD.replace('"tinypkg.kernels:shapes"', "[{ N = 64 }, { N = [64, 128] }]"))
     with pytest.raises(SpecError, match=r"listed twice|declared already"):

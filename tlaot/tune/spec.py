@@ -87,6 +87,7 @@ class KernelSpec:
         profile: How candidates are timed.
         supply: How random inputs are made: ``type``, ``seed``, ``ranges`` of index tensors by parameter name.
         manual_check: ``"module:function"`` called with the outputs and the reference's; raises or returns False.
+        deterministic: Whether a winner must give the same bits twice; false for kernels that add up with atomics.
         inputs_style: What ``inputs`` is called with: a ``"shape"``'s items, or, from Python, ``"supply_prog"``: the parameters.
         inputs_file: From Python: where the tensors of ``set_autotune_inputs`` were written.
         where: File and table, for messages.
@@ -110,6 +111,7 @@ class KernelSpec:
     profile: Profile = Profile()
     supply: Mapping[str, Any] = field(default_factory=dict)
     manual_check: str | None = None
+    deterministic: bool = True
     inputs_style: str = "shape"
     inputs_file: Mapping[str, Any] | None = None
 
@@ -217,7 +219,7 @@ def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 
 _KERNEL_KEYS = (
     "name", "frontend", "factory", "targets", "shapes", "configs", "space", "inputs", "reference", "check", "out_idx",
-    "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check",
+    "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check", "deterministic",
 )  # fmt: skip
 
 
@@ -267,6 +269,7 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
         profile=_read_profile(optional(keys, "profile", dict, where, {}), f"{where} profile"),
         supply=_read_supply(optional(keys, "supply", dict, where, {}), f"{where} supply"),
         manual_check=callable_name(keys, "manual_check", where),
+        deterministic=optional(keys, "deterministic", bool, where, True),
     )
 
 
