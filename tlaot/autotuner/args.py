@@ -73,6 +73,7 @@ class ProfileArgs:
         cache_input_tensors: Make the inputs once for all candidates; every candidate sees the same values either way.
         seed: Seed of generated inputs.
         index_ranges: Half-open integer range of a generated index tensor, by parameter name.
+        deterministic: The winner must give the same bits twice; False for kernels that add up with atomics.
     """
 
     warmup: float = 25
@@ -90,3 +91,4 @@ class ProfileArgs:
     cache_input_tensors: bool = True
     seed: int = 0
     index_ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    deterministic: bool = True

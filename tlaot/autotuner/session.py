@@ -229,6 +229,7 @@ def _workload(request: Request, target: Target, scratch: Path) -> Workload:
         reference=None if profile.skip_check else parcel(profile.ref_prog, "ref_prog"),
         manual_check=None if profile.skip_check else parcel(profile.manual_check_prog, "manual_check_prog"),
         check=not profile.skip_check,
+        deterministic=profile.deterministic,
         out_idx=_out_idx(request),
         rtol=profile.rtol,
         atol=profile.atol,
