@@ -12,7 +12,7 @@ from typing import Any
 from .args import CompileArgs, ProfileArgs, TensorSupplyType
 from .identity import UnidentifiedError, fingerprint
 from .inputs import captured
-from .request import Factory, Request, RunArgs, as_factory, materialize_configs, tunables_of
+from .request import Factory, Request, RunArgs, as_factory, keep_configs, materialize_configs, tunables_of
 from .result import AutotuneResult, result_from_winner
 from .session import compile_only, make_scratch, remove
 from .tuner import par_compile, run_request
@@ -49,6 +49,7 @@ def autotune(
     frontend: str | None = None,
     seed: int = 0,
     index_ranges: Mapping[str, tuple[int, int]] | None = None,
+    deterministic: bool = True,
     verbose: bool = False,
 ) -> Callable[[Any], AutotunedFactory]:
     """Tune a factory over configs, when it is called.
@@ -82,8 +83,9 @@ def autotune(
     compile_args = CompileArgs(out_idx=out_idx, target=target, pass_configs=pass_configs, verbose=verbose)
     profile_args = ProfileArgs(
         warmup, rep, timeout, backend, supply_type, ref_prog, supply_prog, manual_check_prog, rtol, atol,
-        max_mismatched_ratio, skip_check, cache_input_tensors, seed, dict(index_ranges or {}),
+        max_mismatched_ratio, skip_check, cache_input_tensors, seed, dict(index_ranges or {}), deterministic,
     )  # fmt: skip
+    configs = keep_configs(configs)
     run_args = RunArgs(
         use_pipeline=use_pipeline, early_stop=early_stop, early_stop_factor=early_stop_factor, benchmark_devices=devices
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .args import CompileArgs, ProfileArgs
 
-__all__ = ["Factory", "Request", "RunArgs", "as_factory", "materialize_configs", "tunables_of"]
+__all__ = ["Factory", "Request", "RunArgs", "as_factory", "keep_configs", "materialize_configs", "tunables_of"]
 
 # Reserved in a config: compiler options of one candidate, no parameter of the factory.
 RESERVED = ("pass_configs",)
@@ -152,6 +152,11 @@ def tunables_of(factory: Factory, configs: Iterable[Mapping[str, Any]]) -> list[
     return list(names)
 
 
+def keep_configs(configs: Any) -> Any:
+    """What may be read once only, an iterator, as a list: a tuner is called more than once."""
+    return list(configs) if isinstance(configs, Iterator) else configs
+
+
 def materialize_configs(configs: Any, arguments: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """Configs as a tuple of dicts.
 
@@ -167,7 +172,7 @@ def materialize_configs(configs: Any, arguments: Mapping[str, Any]) -> tuple[dic
         configs = _call(configs, arguments)
     if isinstance(configs, Mapping):
         configs = [configs]
-    if configs is None or isinstance(configs, (str, bytes)):
+    if isinstance(configs, (str, bytes)) or not isinstance(configs, Iterable):
         raise TypeError(f"configs must be a list of dicts, got {configs!r}")
     found = list(configs)
     for config in found:

@@ -14,7 +14,7 @@ from .args import CompileArgs, ProfileArgs, TensorSupplyType
 from .cache import TuningCache
 from .identity import UnidentifiedError, fingerprint
 from .inputs import captured
-from .request import Request, RunArgs, as_factory, materialize_configs, tunables_of
+from .request import Request, RunArgs, as_factory, keep_configs, materialize_configs, tunables_of
 from .result import AutotuneResult, restore_result, result_from_winner
 from .session import compile_only, machine_identity, make_scratch, remove, resolve_target, tune
 
@@ -32,7 +32,7 @@ class AutoTuner:
 
     def __init__(self, factory: Callable[..., Any], configs: Any, frontend: str | None = None) -> None:
         self._factory = as_factory(factory, frontend)
-        self._configs = configs
+        self._configs = keep_configs(configs)
         self._compile_args = CompileArgs()
         self._profile_args = ProfileArgs()
         self._captured: tuple[Any, ...] | None = None
@@ -86,6 +86,7 @@ class AutoTuner:
         backend: str = "auto",
         seed: int = 0,
         index_ranges: Mapping[str, tuple[int, int]] | None = None,
+        deterministic: bool = True,
     ) -> AutoTuner:
         """Set how candidates are checked and timed; see :class:`ProfileArgs`. Returns the tuner.
 
@@ -104,7 +105,7 @@ class AutoTuner:
             )
         self._profile_args = ProfileArgs(
             warmup, rep, timeout, backend, supply_type, ref_prog, supply_prog, manual_check_prog, rtol, atol,
-            max_mismatched_ratio, skip_check, cache_input_tensors, seed, dict(index_ranges or {}),
+            max_mismatched_ratio, skip_check, cache_input_tensors, seed, dict(index_ranges or {}), deterministic,
         )  # fmt: skip
         return self
 

@@ -1,0 +1,195 @@
+"""What the tests of the 77 behaviours share: a small set of kernels, and tunings that take milliseconds.
+
+Compiling and measuring run in this process here, by the same code that the child processes run, so that a tuning costs no
+interpreter starts. Tests that take the fixture ``processes`` have the real ones: those of isolation, and the article's examples.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tlaot
+from tlaot.autotuner import cache, decorator, session, tuner
+from tlaot.autotuner.result import AutotuneResult
+from tlaot.tune import compile as compiling
+from tlaot.tune.child import Failed, one_line
+
+HAS_TILELANG = importlib.util.find_spec("tilelang") is not None
+HAS_TVM = importlib.util.find_spec("tvm") is not None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and item.get_closest_marker("gpu") is not None and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, torch and TileLang"))
+
+
+def _has_gpu() -> bool:
+    if not HAS_TILELANG or importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+class Inline:
+    """A child that is no process: requests and answers pass through JSON all the same."""
+
+    def __init__(self, module: str, arguments: Sequence[str], *rest: Any) -> None:
+        if module == "tlaot.tune.worker":
+            from tlaot.tune.worker import Worker
+
+            self._answer: Callable[..., Mapping[str, Any]] = Worker(arguments[0]).answer
+        else:
+            from tlaot.tune.measurer import Measurer
+
+            self._answer = Measurer(arguments[0]).answer
+
+    def request(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:
+        stages = ["start"]
+        try:
+            return _through_json(self._answer(_through_json(request), stages.append))
+        except (Exception, SystemExit) as error:
+            return Failed(stages[-1], one_line(error), traceback.format_exc())
+
+    def kill(self) -> None:
+        pass
+
+
+def _through_json(value: Any) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(value))
+    return made
+
+
+class Lab:
+    """Kernels of the frontend that is installed here, and tunings of them that end at once."""
+
+    def __init__(self) -> None:
+        if HAS_TILELANG:
+            from behaviours import tilelang_kernels as kernels
+
+            self.frontend, self.target = "tilelang", "c"
+        else:
+            from behaviours import tvm_kernels as kernels  # type: ignore[no-redef]
+
+            self.frontend, self.target = "tvm", "llvm"
+        self.kernels = kernels
+        self.scale: Callable[..., Any] = kernels.scale
+        self.increment: Callable[..., Any] = kernels.increment
+        self.repeated: Callable[..., Any] = kernels.repeated
+        self.mixed: Callable[..., Any] = kernels.mixed
+        self.dynamic: Callable[..., Any] = kernels.dynamic
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For a decorator: enough samples to tell that something ran."""
+        return {"warmup": 0.1, "rep": 0.2, "frontend": self.frontend, "target": self.target}
+
+    def autotune(self, factory: Callable[..., Any], configs: Any, **options: Any) -> Any:
+        return tlaot.autotune(configs=configs, **{**self.options, "out_idx": [-1], **options})(factory)
+
+    def tuner(self, factory: Callable[..., Any], configs: Any, **options: Any) -> tlaot.AutoTuner:
+        made = tlaot.AutoTuner.from_kernel(factory, configs, frontend=self.frontend)
+        made.set_compile_args(out_idx=[-1], target=self.target)
+        return made.set_profile_args(**{"warmup": 0.1, "rep": 0.2, **options})
+
+
+@pytest.fixture(scope="session")
+def lab() -> Lab:
+    if not HAS_TILELANG and not HAS_TVM:
+        pytest.skip("needs TileLang or apache-tvm")
+    pytest.importorskip("numpy")
+    return Lab()
+
+
+@pytest.fixture
+def processes() -> None:
+    """Compile and measure in child processes, as users do."""
+
+
+@pytest.fixture(autouse=True)
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A folder of the test's own for the cache and the log."""
+    for name in [name for name in __import__("os").environ if name.startswith(("TLAOT_", "TILELANG_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TLAOT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
+    monkeypatch.chdir(tmp_path)
+    if "processes" not in request.fixturenames:
+        monkeypatch.setattr(session, "Child", Inline)
+        monkeypatch.setattr(
+            compiling.Workshop, "worker", lambda self, frontend: Inline("tlaot.tune.worker", [frontend])
+        )
+    yield tmp_path
+    cache._MEMORY.clear()
+
+
+class Tunings:
+    """Counts the tunings that really run, and keeps what each was asked for."""
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def configs(self) -> list[dict[str, Any]]:
+        """Of the last one."""
+        return [dict(config) for config in self.requests[-1].configs]
+
+
+@pytest.fixture
+def tunings(monkeypatch: pytest.MonkeyPatch) -> Tunings:
+    counted, tune = Tunings(), session.tune
+
+    def counting(request: Any, scratch: Path) -> Any:
+        counted.requests.append(request)
+        counted.before()
+        return tune(request, scratch)
+
+    monkeypatch.setattr(tuner, "tune", counting)
+    return counted
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Requests that were compiled and not tuned."""
+    requests: list[Any] = []
+    compile_only = session.compile_only
+
+    def counting(request: Any, *rest: Any, **options: Any) -> Any:
+        requests.append(request)
+        return compile_only(request, *rest, **options)
+
+    for module in (decorator, tuner):
+        monkeypatch.setattr(module, "compile_only", counting)
+    return requests
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "autotuner.log").read_text()
+
+
+def check_scale(kernel: Any, size: int, factor: float = 2.0) -> None:
+    import numpy as np
+
+    a = np.arange(size, dtype="float32")
+    assert np.array_equal(np.asarray(kernel(a)), a * np.float32(factor))
+
+
+def python(*code: str) -> list[str]:
+    return [sys.executable, "-c", "\n".join(code)]
+
+
+__all__ = ["AutotuneResult", "Inline", "Lab", "Tunings", "check_scale", "log_of", "python"]
