@@ -147,6 +147,7 @@ def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | 
         "shape": dict(workload.shape),
         "config": dict(candidate.config),
         "pass_configs": dict(kernel.pass_configs),
+        "compile_flags": list(kernel.compile_flags),
         "out_idx": None if kernel.out_idx is None else list(kernel.out_idx),
         "scratch": str(workshop.scratch),
         "out": str(folder),

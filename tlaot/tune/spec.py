@@ -89,6 +89,7 @@ class KernelSpec:
         manual_check: ``"module:function"`` called with the outputs and the reference's; raises or returns False.
         deterministic: Whether a winner must give the same bits twice; false for kernels that add up with atomics.
         inputs_style: What ``inputs`` is called with: a ``"shape"``'s items, or, from Python, ``"supply_prog"``: the parameters.
+        compile_flags: From Python: further options of nvcc for every candidate.
         inputs_file: From Python: where the tensors of ``set_autotune_inputs`` were written.
         where: File and table, for messages.
     """
@@ -114,6 +115,7 @@ class KernelSpec:
     deterministic: bool = True
     inputs_style: str = "shape"
     inputs_file: Mapping[str, Any] | None = None
+    compile_flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
