@@ -17,6 +17,7 @@ from child_call import call
 
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
+from tlaot.tune.bound import TensorLayout
 from tlaot.tune.elf import cubin_architecture
 from tlaot.tune.frontends import DeviceKernel, Lowered
 from tlaot.tune.link import link_executable
@@ -206,6 +207,34 @@ def test_eager_kernels(lower: Callable[..., Lowered]) -> None:
     lowered = lower("eager_returning", "cuda:sm_80", {"M": 16, "N": 256})
     assert lowered.out_idx == (1,)
     assert lowered.host_source is not None and "EnvTensorAlloc" not in lowered.host_source
+
+
+def test_partials_of_jit_functions_are_taken_apart(child: Callable[..., Any]) -> None:
+    lowered = child("lower_partial", "eager", "cuda:sm_80", (), {"M": 16, "N": 256, "threads": 32}, {"threads": 128})
+    assert [p.shape for p in lowered.params] == [(16, 256), (16, 256)]
+    assert _only(lowered).threads == 128
+    lowered = child("lower_partial", "lazy", "cuda:sm_80", (4096,), {"threads": 32})
+    assert (lowered.params[0].shape, _only(lowered).threads) == ((4096,), 32)
+    with pytest.raises(TypeError, match="the partial fixes 3 arguments"):
+        child("lower_partial", "lazy", "cuda:sm_80", (1, 2, 3), {})
+
+
+def test_eager_kernels_take_sizes_from_tensors(child: Callable[..., Any]) -> None:
+    tensor = TensorLayout((16, 256), (256, 1), "float32", "cuda:0")
+    lowered = child("lower_called", "eager_typed", "cuda:sm_80", {}, tensor, tensor)
+    assert [(p.shape, p.dtype) for p in lowered.params] == [((16, 256), "float32"), ((16, 256), "float32")]
+    assert _only(lowered).threads == 128
+
+
+def test_eager_kernels_with_symbolic_sizes_need_no_tensors(child: Callable[..., Any]) -> None:
+    lowered = child("lower_called", "eager_symbolic", "cuda:sm_80", {})
+    assert [(p.name, p.shape) for p in lowered.params] == [("A", ("rows", 64)), ("B", ("rows", 64)), ("f", None)]
+
+
+def test_layouts_of_tensors() -> None:
+    whole = np.zeros((4, 6), "float32")
+    assert TensorLayout.of(whole[:, ::2]) == TensorLayout((4, 3), (6, 2), "float32", str(getattr(whole, "device", "")))
+    assert TensorLayout.of(whole).stride() == (6, 1)
 
 
 @pytest.mark.parametrize(

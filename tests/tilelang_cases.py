@@ -5,6 +5,7 @@ TileLang brings its own TVM under the name ``tvm``, so the test process itself s
 
 # No postponed annotations here: TileLang evaluates those of the kernels, with the sizes of the enclosing function.
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import tilelang.language as T  # noqa: N812
 
 from sample_pkg import cuda as sample
 from tlaot.target import parse_target
+from tlaot.tune.bound import Bound, TensorLayout
 from tlaot.tune.frontends import Lowered, import_frontend
 
 
@@ -27,6 +29,24 @@ def lower(
     """Lower one of the factories below."""
     frontend = import_frontend("tilelang")
     return frontend.lower(globals()[case], shape or {}, config or {}, parse_target(target), pass_configs, out_idx)
+
+
+def lower_partial(
+    case: str, target: str, args: tuple[Any, ...], fixed: Mapping[str, Any], config: Mapping[str, Any] | None = None
+) -> Lowered:
+    """Lower a partial of a partial of one of the factories below."""
+    partial = functools.partial(functools.partial(globals()[case], *args), **fixed)
+    return import_frontend("tilelang").lower(partial, {}, config or {}, parse_target(target))
+
+
+def lower_called(case: str, target: str, shape: Mapping[str, Any], *tensors: TensorLayout) -> Lowered:
+    """Lower an eager kernel as it is called: with tensors, of which only the layout is known."""
+    factory = globals()[case]
+    given = dict(zip(factory.func.tensor_args, tensors, strict=False))
+    bound, shape, config = Bound(factory, {"dtype": T.float32, **given}, ({"threads": 128},)).unwrap(
+        shape, {"config_index": 0}
+    )
+    return import_frontend("tilelang").lower(bound, shape, config, parse_target(target))
 
 
 def configs(kernel: str, *sizes: int) -> list[dict[str, Any]]:
@@ -205,6 +225,26 @@ def eager_returning(A, threads: int = 64):
         for j in T.Parallel(N):
             B[bx, j] = A[bx, j] * 2.0
     return B
+
+
+@tilelang.jit
+def eager_typed(A, B, dtype, threads: int = 64):
+    M, N = T.const("M, N")
+    A: T.Tensor[[M, N], dtype]
+    B: T.Tensor[[M, N], dtype]
+    with T.Kernel(M, threads=threads) as bx:
+        for j in T.Parallel(N):
+            B[bx, j] = A[bx, j] * 2.0
+
+
+@tilelang.jit
+def eager_symbolic(A, B, f: T.float32, dtype, threads: int = 64):
+    rows = T.dynamic("rows")
+    A: T.Tensor[[rows, 64], dtype]
+    B: T.Tensor[[rows, 64], dtype]
+    with T.Kernel(rows, threads=threads) as bx:
+        for j in T.Parallel(64):
+            B[bx, j] = A[bx, j] * f
 
 
 def raising(N: int) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..tune.bound import TensorLayout
 from .args import CompileArgs, ProfileArgs, TensorSupplyType
 from .identity import UnidentifiedError, fingerprint
 from .inputs import captured
@@ -132,10 +133,8 @@ class AutotunedFactory:
         return_kernel = bool(kwargs.pop("__return_kernel", False))
         result = self.tune(*args, **kwargs)
         if self._factory.eager and not return_kernel:
-            tensors = [
-                value for value in (*args, *kwargs.values()) if hasattr(value, "shape") and hasattr(value, "dtype")
-            ]
-            return result.kernel(*tensors)
+            arguments = self._bind(args, kwargs)
+            return result.kernel(*(arguments[name] for name in self._factory.runtime if name in arguments))
         return result.kernel
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +143,7 @@ class AutotunedFactory:
 
     def tune(self, *args: Any, **kwargs: Any) -> AutotuneResult:
         """The result for these arguments; one tuning a key, whatever the number of threads and processes."""
-        arguments = self._bind(args, kwargs)
+        arguments = self._compile_time(self._bind(args, kwargs))
         key = self._key(arguments)
         loose = self._key({name: value for name, value in arguments.items() if name not in self._loose})
         with self._lock:
@@ -183,9 +182,19 @@ class AutotunedFactory:
         return AutotunedFactory, (self._factory, *given)
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The call's own arguments by name, whatever way they were given; tensors of an eager function as what makes a key."""
-        bound = self._factory.signature.bind_partial(*args, **kwargs)
-        return dict(bound.arguments)
+        """The call's own arguments by name, whatever way they were given."""
+        constants = {name: kwargs[name] for name in self._factory.constants if name in kwargs}
+        rest = {name: value for name, value in kwargs.items() if name not in constants}
+        return {**self._factory.signature.bind_partial(*args, **rest).arguments, **constants}
+
+    def _compile_time(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What of a call makes the kernel: of an eager one's tensors the layouts, of its scalars nothing."""
+        runtime = self._factory.runtime
+        return {
+            name: TensorLayout.of(value) if name in runtime else value
+            for name, value in arguments.items()
+            if name not in runtime or _is_tensor(value)
+        }
 
     def _narrow(self, arguments: dict[str, Any]) -> tuple[Mapping[str, Any], ...]:
         """The configs with those tunables fixed that the call gives; ``arguments`` is left with the rest."""
@@ -215,6 +224,7 @@ class AutotunedFactory:
             and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             and parameter.name not in arguments
             and parameter.name not in tunables
+            and parameter.name not in self._factory.runtime
         ]
         if missing:
             raise TypeError(f"{self._factory.name}() is missing the arguments {', '.join(missing)}")
@@ -245,8 +255,12 @@ class AutotunedFactory:
             return repr(sorted((name, id(value)) for name, value in arguments.items()))
 
 
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
 def _argument_identity(value: Any) -> Any:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if _is_tensor(value):
         strides = value.stride() if callable(getattr(value, "stride", None)) else getattr(value, "strides", None)
         # The device too: a kernel tuned on one GPU model is not the other's.
         return ("tensor", str(value.dtype), tuple(value.shape), tuple(strides or ()), str(getattr(value, "device", "")))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..tune.frontends.tilelang_source import constants_of
 from .args import CompileArgs, ProfileArgs
 
 __all__ = ["Factory", "Request", "RunArgs", "as_factory", "keep_configs", "materialize_configs", "tunables_of"]
@@ -27,6 +28,8 @@ class Factory:
         frontend: ``"tvm"`` or ``"tilelang"``.
         is_jit: Whether ``call`` is a ``@tilelang.jit`` object.
         eager: Whether it runs eagerly: called with tensors, returning outputs.
+        runtime: Of an eager one, the parameters that are the kernel's own: tensors and scalars of each call.
+        constants: Of an eager one, the sizes that it declares with ``T.const``, given by name where no tensor is.
         out_idx, target, pass_configs, compile_flags: Options of the decorator.
     """
 
@@ -35,6 +38,8 @@ class Factory:
     frontend: str
     is_jit: bool = False
     eager: bool = False
+    runtime: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     out_idx: Any = None
     target: Any = None
     pass_configs: Mapping[str, Any] = field(default_factory=dict)
@@ -120,12 +125,15 @@ def as_factory(target: Any, frontend: str | None = None) -> Factory:
         return replace(inner, call=target, function=_partial_function(target, inner))
     if _is_jit(target):
         out_idx, pass_configs = target.out_idx, dict(target.pass_configs or {})
+        eager = _is_eager(target)
         return Factory(
             call=target,
             function=target.func if callable(target.func) else target,
             frontend="tilelang",
             is_jit=True,
-            eager=getattr(target, "mode", None) == "eager" or _looks_eager(target),
+            eager=eager,
+            runtime=_runtime_of(target) if eager else (),
+            constants=constants_of(target.func_source) if eager else (),
             out_idx=out_idx,
             target=None if str(target.target) == "auto" else target.target,
             pass_configs={str(getattr(key, "value", key)): value for key, value in pass_configs.items()},
@@ -211,10 +219,17 @@ def _is_jit(value: Any) -> bool:
     return type(value).__name__ == "JITImpl" and hasattr(value, "func")
 
 
-def _looks_eager(impl: Any) -> bool:
+def _is_eager(impl: Any) -> bool:
     """Whether a jit function takes tensors: TileLang decides at the first call, by what the function returns."""
-    source = str(getattr(impl, "func_source", "") or "")
-    return "T.const(" in source or "T.empty(" in source or (".dynamic(" in source and "prim_func" not in source)
+    if impl.mode in ("lazy", "eager"):
+        return bool(impl.mode == "eager")
+    source = impl.func_source
+    return "prim_func" not in source and (bool(_runtime_of(impl)) or "T.const(" in source or "T.empty(" in source)
+
+
+def _runtime_of(impl: Any) -> tuple[str, ...]:
+    names = getattr(impl.func, "tensor_args", {})
+    return tuple(name for name in impl.signature.parameters if name in names)
 
 
 def _partial_function(partial: functools.partial[Any], inner: Factory) -> Callable[..., Any]:

@@ -11,12 +11,13 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import BuildError, SpecError, TuningError
 from ..target import Target, parse_target
+from ..tune.bound import Bound
 from ..tune.child import Child, Failed
 from ..tune.compile import Built, Workshop, compile_candidates
 from ..tune.frontends import FRONTENDS
@@ -38,20 +39,6 @@ __all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolv
 
 # Backends of TileLang whose result is what an executable.so is.
 _BACKENDS = ("auto", "tvm_ffi", None)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A factory as a worker calls it where requests, which are JSON, cannot say all: arguments and configs of other kinds."""
-
-    factory: Callable[..., Any]
-    arguments: Mapping[str, Any]
-    configs: tuple[Mapping[str, Any], ...] | None
-
-    def __call__(self, **given: Any) -> Any:
-        if self.configs is not None:
-            given.update(self.configs[given.pop("config_index")])
-        return self.factory(**self.arguments, **given)
 
 
 def tune(request: Request, scratch: Path) -> tuple[Winner, dict[str, Any]]:
@@ -208,7 +195,7 @@ def _workload(request: Request, target: Target, scratch: Path) -> Workload:
     others = {name: value for name, value in request.arguments.items() if name not in shape}
     plain = all(_is_json(config) for config in request.configs)
     configs = request.configs if plain else tuple({"config_index": index} for index in range(len(request.configs)))
-    call = factory.call
+    call: Any = factory.call
     if others or not plain:
         call = Bound(call, others, None if plain else request.configs)
 

@@ -18,6 +18,7 @@ from typing import Any
 from ..errors import BuildError
 from ..manifest import param_to_json
 from ..target import Target, parse_target
+from .bound import Bound
 from .callables import expand_configs, expand_shapes, resolve
 from .child import serve
 from .files import dump_json, write_atomically
@@ -74,9 +75,12 @@ class Worker:
         announce("elaborate")
         frontend = import_frontend(self._name)
         factory = resolve(request["factory"], request["where"])
+        shape, config = request["shape"], request["config"]
+        if isinstance(factory, Bound):
+            factory, shape, config = factory.unwrap(shape, config)
         announce("lower")
         out_idx = request["out_idx"]
-        lowered = frontend.lower(factory, request["shape"], request["config"], target, request["pass_configs"], out_idx)
+        lowered = frontend.lower(factory, shape, config, target, request["pass_configs"], out_idx)
         scratch, out = Path(request["scratch"]), Path(request["out"])
         cubin = None
         if lowered.device_source is not None:

@@ -63,7 +63,8 @@ def lower(
 
     Args:
         factory: Returns a PrimFunc (or a ``@tilelang.jit`` function), or is ``@tilelang.jit``-decorated itself,
-            with or without ``@tilelang.autotune``; the target that a decorator names is overridden.
+            with or without ``@tilelang.autotune``, or a ``functools.partial`` of one of those; the target that a
+            decorator names is overridden.
         shape: Arguments that make the workload. A value that is its own key (``{"M": "M"}``) makes that size
             symbolic, bound at each call.
         config: Tunables. The reserved key ``pass_configs`` holds compiler options of this candidate alone.
@@ -76,6 +77,7 @@ def lower(
         ValueError: The kernel uses something that cannot be packaged.
         Exception: Whatever the factory or TileLang's lowering raises.
     """
+    factory, shape = factories.unwrap(factory, shape, config)
     config = dict(config)
     own_pass_configs = config.pop(_CONFIG_PASS_CONFIGS, None) or {}
     context = _backend_context(target)

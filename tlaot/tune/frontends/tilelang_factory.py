@@ -6,14 +6,13 @@ lazy (returns a PrimFunc) or eager (``T.const`` and tensor annotations), with or
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
+import functools
 import importlib
 import inspect
 import shlex
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -25,7 +24,9 @@ from tilelang.transform import PassConfigKey
 from tilelang.transform.pass_config import normalize_pass_configs
 from tvm import tirx
 
-__all__ = ["Elaborated", "elaborate", "merge_arguments", "plain_keys", "settle_outputs"]
+from .tilelang_source import constants_of
+
+__all__ = ["Elaborated", "elaborate", "merge_arguments", "plain_keys", "settle_outputs", "unwrap"]
 
 # TileLang exports a function under this module's name, so a plain import gives the function.
 _jit = importlib.import_module("tilelang.jit")
@@ -41,12 +42,36 @@ class Elaborated:
     compile_flags: tuple[str, ...]
 
 
+def unwrap(
+    factory: Callable[..., Any], shape: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Take a ``functools.partial`` off a jit function: the function, and the shape with what the partial fixed.
+
+    A jit function is elaborated and not called, so that its partial cannot be called either.
+    """
+    shape = dict(shape)
+    inner = factory
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if _jit_impl(inner) is None:
+        return factory, shape
+    while isinstance(factory, functools.partial):
+        names = list(_signature(factory.func).parameters)
+        if len(factory.args) > len(names):
+            raise TypeError(f"the partial fixes {len(factory.args)} arguments, the factory takes ({', '.join(names)})")
+        given = {**dict(zip(names, factory.args, strict=False)), **factory.keywords}
+        # As in a call of a partial, what comes later wins.
+        shape = {**{key: value for key, value in given.items() if key not in config}, **shape}
+        factory = factory.func
+    return factory, shape
+
+
 def merge_arguments(factory: Callable[..., Any], shape: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of the factory, checked before it runs."""
     both = sorted(shape.keys() & config.keys())
     if both:
         raise TypeError(f"shape and config both set {', '.join(both)}")
-    shape = {key: T.dynamic(key) if value == key else value for key, value in shape.items()}
+    shape = {key: T.dynamic(key) if isinstance(value, str) and value == key else value for key, value in shape.items()}
     signature = _signature(factory)
     names = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -59,7 +84,11 @@ def merge_arguments(factory: Callable[..., Any], shape: Mapping[str, Any], confi
         missing = [
             p.name
             for p in signature.parameters.values()
-            if p.name in names and p.default is p.empty and p.name not in shape and p.name not in config
+            if p.name in names
+            and p.default is p.empty
+            and p.name not in shape
+            and p.name not in config
+            and p.name not in _eager_tensors(factory)
         ]
         if missing:
             raise TypeError(f"the factory's argument {missing[0]!r} is in neither shape nor config and has no default")
@@ -78,16 +107,14 @@ def _jit_impl(value: Any) -> JITImpl[Any, Any, Any, Any] | None:
 
 
 def _eager_constants(factory: Callable[..., Any]) -> list[str]:
-    """Names that an eager kernel declares with ``T.const("M, N")``; they are given like arguments."""
     impl = _jit_impl(factory)
-    if impl is None:
-        return []
-    names: list[str] = []
-    for node in ast.walk(ast.parse(textwrap.dedent(impl.func_source))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "const":
-            texts = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-            names += [name for text in texts for name in text.replace(",", " ").split()]
-    return names
+    return [] if impl is None else list(constants_of(impl.func_source))
+
+
+def _eager_tensors(factory: Callable[..., Any]) -> Collection[str]:
+    """Parameters of an eager kernel that are the kernel's own, which nobody needs to give where no size depends on them."""
+    impl = _jit_impl(factory)
+    return () if impl is None else getattr(impl.func, "tensor_args", {})
 
 
 def elaborate(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Elaborated:
