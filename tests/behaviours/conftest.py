@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
+import os
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ import pytest
 
 import tlaot
 from tlaot.autotuner import cache, decorator, session, tuner
-from tlaot.autotuner.result import AutotuneResult
 from tlaot.tune import compile as compiling
+from tlaot.tune import worker
 from tlaot.tune.child import Failed, one_line
+from tlaot.tune.link import link_executable
 
 HAS_TILELANG = importlib.util.find_spec("tilelang") is not None
 HAS_TVM = importlib.util.find_spec("tvm") is not None
@@ -63,6 +65,18 @@ class Inline:
 
     def kill(self) -> None:
         pass
+
+
+_linked: dict[str, bytes] = {}
+
+
+def _link_once(lowered: Any, cubin: Any, target: Any, name: str, scratch: Path, out: Path, toolchain: Any) -> None:
+    """Link what no test before has linked: gcc takes most of the time of a small tuning."""
+    key = repr((lowered, target, name))
+    if key not in _linked:
+        link_executable(lowered, cubin, target, name, scratch, out, toolchain)
+        _linked[key] = (out / "executable.so").read_bytes()
+    (out / "executable.so").write_bytes(_linked[key])
 
 
 def _through_json(value: Any) -> dict[str, Any]:
@@ -119,13 +133,16 @@ def processes() -> None:
 @pytest.fixture(autouse=True)
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A folder of the test's own for the cache and the log."""
-    for name in [name for name in __import__("os").environ if name.startswith(("TLAOT_", "TILELANG_"))]:
+    for name in [name for name in os.environ if name.startswith(("TLAOT_", "TILELANG_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TLAOT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     if "processes" not in request.fixturenames:
         monkeypatch.setattr(session, "Child", Inline)
+        monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(
             compiling.Workshop, "worker", lambda self, frontend: Inline("tlaot.tune.worker", [frontend])
         )
@@ -175,21 +192,3 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for module in (decorator, tuner):
         monkeypatch.setattr(module, "compile_only", counting)
     return requests
-
-
-def log_of(folder: Path) -> str:
-    return (folder / "autotuner.log").read_text()
-
-
-def check_scale(kernel: Any, size: int, factor: float = 2.0) -> None:
-    import numpy as np
-
-    a = np.arange(size, dtype="float32")
-    assert np.array_equal(np.asarray(kernel(a)), a * np.float32(factor))
-
-
-def python(*code: str) -> list[str]:
-    return [sys.executable, "-c", "\n".join(code)]
-
-
-__all__ = ["AutotuneResult", "Inline", "Lab", "Tunings", "check_scale", "log_of", "python"]

@@ -150,5 +150,3 @@ def sleep_then_scale(N: int, tile: int = 1, folder: str = "", seconds: float = 0
     with open(os.path.join(folder, f"{tile}"), "w", encoding="ascii") as file:
         file.write(f"{begin} {time.time()}")
     return scale(N, tile=tile)
-
-

@@ -228,7 +228,8 @@ def one_line(error: BaseException) -> str:
     name = type(error).__name__
     # TVM puts a stack trace of C++ frames before or after the message; the last line that is none says most.
     lines = [line for line in lines if not line.startswith(("File ", "at ", "0x", "Stack trace"))] or [""]
-    text = lines[0] if len(lines[0]) > 12 or len(lines) == 1 else " ".join(lines[:2])
+    announces = len(lines[0]) <= 12 or lines[0].endswith(":")  # what it is about stands in the next line
+    text = " ".join(lines[:2]) if announces else lines[0]
     return f"{name}: {text}"[:400] if text else name
 
 
