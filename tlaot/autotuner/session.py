@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import shlex
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from ..tune.plan import Candidate, Workload
 from ..tune.record import latency_of, make_record
 from ..tune.select import select_winner
 from ..tune.spec import KernelSpec, Profile
+from ..tune.supply import supply_from_json, validate_supply
 from ..tune.toolchain import find_toolchain
 from ..tune.transport import write_tensors
 from .request import Request
@@ -222,6 +224,7 @@ def _workload(request: Request, target: Target, scratch: Path) -> Workload:
         atol=profile.atol,
         max_mismatched_ratio=profile.max_mismatched_ratio,
         pass_configs=_pass_configs(request),
+        compile_flags=_compile_flags(request),
         profile=Profile(profile.warmup, profile.rep, profile.timeout, backend=profile.backend),
         supply={
             "type": profile.supply_type.name.lower(),
@@ -251,6 +254,11 @@ def _out_idx(request: Request) -> tuple[int, ...] | None:
 def _pass_configs(request: Request) -> dict[str, Any]:
     given = dict(request.compile_args.pass_configs or {})
     return {str(getattr(key, "value", key)): value for key, value in given.items()}
+
+
+def _compile_flags(request: Request) -> tuple[str, ...]:
+    given = request.compile_args.compile_flags or ()
+    return tuple(token for flag in ([given] if isinstance(given, str) else given) for token in shlex.split(flag))
 
 
 def _workshop(
@@ -300,23 +308,29 @@ def _run(
     request: Request, workload: Workload, workshop: Workshop, children: Sequence[Child], journal: Journal
 ) -> tuple[list[Built | Failed], dict[int, Measured | Failed], Any]:
     factor = request.run_args.early_stop_factor if request.run_args.early_stop else None
+
+    def compiled(candidate: Candidate, outcome: Built | Failed) -> None:
+        journal.compiled(candidate, outcome)
+        if isinstance(outcome, Built):
+            _check_supply(workload, outcome)
+
     candidates, frontend = workload.candidates(), request.factory.frontend
     if not request.run_args.use_pipeline:
-        outcomes = compile_candidates(candidates, frontend, workshop, journal.compiled)
+        outcomes = compile_candidates(candidates, frontend, workshop, compiled)
         built = [(c, item) for c, item in zip(candidates, outcomes, strict=True) if isinstance(item, Built)]
         measured, reference = measure_workload(workload, built, children, journal.measured, factor)
         return outcomes, measured, reference
     arriving: queue.SimpleQueue[tuple[Candidate, Built] | BaseException | None] = queue.SimpleQueue()
     outcomes = []
 
-    def compiled(candidate: Candidate, outcome: Built | Failed) -> None:
-        journal.compiled(candidate, outcome)
+    def hand_over(candidate: Candidate, outcome: Built | Failed) -> None:
+        compiled(candidate, outcome)
         if isinstance(outcome, Built):
             arriving.put((candidate, outcome))
 
     def compile_all() -> None:
         try:
-            outcomes.extend(compile_candidates(candidates, frontend, workshop, compiled))
+            outcomes.extend(compile_candidates(candidates, frontend, workshop, hand_over))
             arriving.put(None)
         except BaseException as error:
             arriving.put(error)
@@ -333,6 +347,13 @@ def _until_none(arriving: queue.SimpleQueue[Any]) -> Iterator[tuple[Candidate, B
         if isinstance(item, BaseException):
             raise item
         yield item
+
+
+def _check_supply(workload: Workload, built: Built) -> None:
+    """Raise at the first candidate that compiled, and not for each at last, that inputs must be given."""
+    kernel = workload.kernel
+    if kernel.inputs is None and kernel.inputs_file is None:
+        validate_supply(built.params, built.out_idx, kernel.name, supply_from_json(kernel.supply))
 
 
 def _raise_what_all_share(workload: Workload, results: Sequence[Measured | Failed]) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,8 @@ class Worker:
         scratch, out = Path(request["scratch"]), Path(request["out"])
         cubin = None
         if lowered.device_source is not None:
+            flags = (*lowered.device_flags, *request.get("compile_flags", ()))
+            lowered = replace(lowered, device_flags=flags)
             announce("device-compile")
             cubin = _compile_device(lowered, target, toolchain, scratch, out, request["timeout"])
         announce("link")
