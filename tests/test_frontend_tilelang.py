@@ -231,6 +231,12 @@ def test_eager_kernels_with_symbolic_sizes_need_no_tensors(child: Callable[..., 
     assert [(p.name, p.shape) for p in lowered.params] == [("A", ("rows", 64)), ("B", ("rows", 64)), ("f", None)]
 
 
+def test_eager_functions_are_tuned_as_they_are_called(child: Callable[..., Any], tmp_path: Path) -> None:
+    errors, tunings = child("tune_eager_cpu", str(tmp_path))
+    assert errors == [0.0, 0.0, 0.0]
+    assert tunings == [1, 1], "a scalar of a call makes no other kernel"
+
+
 def test_layouts_of_tensors() -> None:
     whole = np.zeros((4, 6), "float32")
     assert TensorLayout.of(whole[:, ::2]) == TensorLayout((4, 3), (6, 2), "float32", str(getattr(whole, "device", "")))

@@ -6,12 +6,15 @@ TileLang brings its own TVM under the name ``tvm``, so the test process itself s
 # No postponed annotations here: TileLang evaluates those of the kernels, with the sizes of the enclosing function.
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tilelang
 import tilelang.language as T  # noqa: N812
 
+import tlaot
 from sample_pkg import cuda as sample
 from tlaot.target import parse_target
 from tlaot.tune.bound import Bound, TensorLayout
@@ -245,6 +248,38 @@ def eager_symbolic(A, B, f: T.float32, dtype, threads: int = 64):
     with T.Kernel(rows, threads=threads) as bx:
         for j in T.Parallel(64):
             B[bx, j] = A[bx, j] * f
+
+
+@tilelang.jit
+def eager_cpu(A, f: T.float32, dtype, rows: int = 1):
+    M, N = T.const("M, N")
+    A: T.Tensor((M, N), dtype)
+    B = T.empty((M, N), dtype)
+    with T.Kernel(M // rows) as bx:
+        for i, j in T.grid(rows, N):
+            B[bx * rows + i, j] = A[bx * rows + i, j] * f
+    return B
+
+
+def tune_eager_cpu(folder: str) -> tuple[list[Any], list[int]]:
+    """Tune ``eager_cpu`` by calling it with tensors, another scalar and sizes; each result less what is right, and how many were tuned."""
+    os.environ["TLAOT_DISABLE_CACHE"] = "1"
+    os.chdir(folder)
+    ref = functools.partial(_scaled, dtype="float32")
+    tuned = tlaot.autotune(configs=[{"rows": 1}, {"rows": 2}], ref_prog=ref, target="c", warmup=0.1, rep=0.2)(eager_cpu)
+    a = np.arange(32, dtype="float32").reshape(4, 8)
+    errors, tunings = [], []
+    with tlaot.set_autotune_inputs(a, 3.0):
+        errors.append(np.asarray(tuned(a, 3.0, dtype=T.float32)) - a * 3)
+        tunings.append(len(tuned._results))
+        errors.append(np.asarray(tuned(f=5.0, A=a, dtype=T.float32)) - a * 5)
+        tunings.append(len(tuned._results))
+        errors.append(np.asarray(tuned.compile(M=4, N=8, dtype=T.float32)(a, 2.0)) - a * 2)
+    return [float(np.abs(error).max()) for error in errors], tunings
+
+
+def _scaled(a: Any, f: float, dtype: str) -> Any:
+    return a.astype(dtype) * np.float32(f)
 
 
 def raising(N: int) -> Any:
