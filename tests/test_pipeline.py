@@ -356,14 +356,17 @@ def test_a_winner_must_give_the_same_bits_twice(project: Project, monkeypatch: p
 
     ask = measure.Child.request
     monkeypatch.setattr(measure.Child, "request", answer)
-    project.write(GOOD.replace('"tinypkg.kernels:shapes"', "[{ N = 64 }]"))
+    # Two binaries: a config that gives the same one as another is not measured again.
+    spec = GOOD.replace('"tinypkg.kernels:shapes"', "[{ N = 64 }]")
+    spec = spec.replace('"tinypkg.kernels:configs"', "[{ factor = 2.0 }, { factor = 2.00001 }]")
+    project.write(spec)
     project.build()
     (record,) = (project.folder / "build" / "tlaot" / "records").rglob("*.json")
     candidates = json.loads(record.read_text())["candidates"]
     assert asked == [True, True]
     assert sorted("failed" in candidate for candidate in candidates) == [False, True]
     asked[:] = []
-    project.write(GOOD.replace('"tinypkg.kernels:shapes"', "[{ N = 64 }]") + "deterministic = false\n")
+    project.write(spec + "deterministic = false\n")
     project.build()
     assert not asked
 

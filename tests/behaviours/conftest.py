@@ -140,7 +140,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    if "processes" not in request.fixturenames:
+    if "processes" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setattr(session, "Child", Inline)
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(

@@ -15,13 +15,13 @@ def scale(N: int, factor: float = 2.0, tile: int = 1, mode: str = "right") -> An
         import os
 
         os._exit(3)
-    from tvm.script import tirx as T
+    from tvm.script import tirx as T  # noqa: N812
 
     if mode == "hang":
 
         @T.prim_func(s_tir=True)
         def scale(A: T.Buffer((N,), "float32"), B: T.Buffer((N,), "float32")):
-            for i in T.serial(T.int64(1) << T.int64(60)):
+            for _i in T.serial(T.int64(1) << T.int64(60)):
                 B[0] = B[0] + A[0]
 
         return scale
@@ -46,7 +46,7 @@ def scale(N: int, factor: float = 2.0, tile: int = 1, mode: str = "right") -> An
 
 def increment(N: int, tile: int = 1) -> Any:
     """In place, A += 1."""
-    from tvm.script import tirx as T
+    from tvm.script import tirx as T  # noqa: N812
 
     @T.prim_func(s_tir=True)
     def increment(A: T.Buffer((N,), "float32")):
@@ -59,13 +59,13 @@ def increment(N: int, tile: int = 1) -> Any:
 
 def repeated(N: int, times: int = 1) -> Any:
     """B = A, after some more work for larger ``times``."""
-    from tvm.script import tirx as T
+    from tvm.script import tirx as T  # noqa: N812
 
     @T.prim_func(s_tir=True)
     def repeated(A: T.Buffer((N,), "float32"), B: T.Buffer((N,), "float32")):
         for i in T.serial(N):
             B[i] = T.float32(0)
-        for t in T.serial(times):
+        for _t in T.serial(times):
             for i in T.serial(N):
                 B[i] = B[i] * T.float32(0.5) + A[N - 1 - i] * T.float32(0.5)
         for i in T.serial(N):
@@ -76,7 +76,7 @@ def repeated(N: int, times: int = 1) -> Any:
 
 def mixed(N: int, tile: int = 1) -> Any:
     """B = A * s, of a tensor and a scalar."""
-    from tvm.script import tirx as T
+    from tvm.script import tirx as T  # noqa: N812
 
     @T.prim_func(s_tir=True)
     def mixed(A: T.Buffer((N,), "float32"), s: T.float32, B: T.Buffer((N,), "float32")):
@@ -89,7 +89,7 @@ def mixed(N: int, tile: int = 1) -> Any:
 
 def dynamic(tile: int = 1) -> Any:
     """B = 2 A of any length."""
-    from tvm.script import tirx as T
+    from tvm.script import tirx as T  # noqa: N812
 
     @T.prim_func(s_tir=True)
     def dynamic(a: T.handle, b: T.handle):

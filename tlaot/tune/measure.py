@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..manifest import param_to_json
@@ -53,6 +53,9 @@ def measure_workload(
         where it has none.
     """
     results: dict[int, Measured | Failed] = {}
+    # Configs that compile to the same binary are one candidate: the first of them.
+    first_of: dict[Any, int] = {}
+    twins: list[tuple[Candidate, int]] = []
     waiting, lock = iter(built), threading.Lock()
 
     def screen(child: Child) -> None:
@@ -60,8 +63,12 @@ def measure_workload(
             with lock:
                 candidate, item = next(waiting, (None, None))
                 best = min((r.timing.latency for r in results.values() if isinstance(r, Measured)), default=None)
-            if candidate is None or item is None:
-                return
+                if candidate is None or item is None:
+                    return
+                first = first_of.setdefault((item.digest, item.params, item.out_idx), candidate.index)
+                if first != candidate.index:
+                    twins.append((candidate, first))
+                    continue
             request = {**_workload_request(workload, item), "op": "measure", "candidate": _candidate_request(item)}
             if early_stop_factor is not None and best is not None:
                 request["stop_above"] = best * early_stop_factor
@@ -77,6 +84,10 @@ def measure_workload(
             list(pool.map(screen, children))
     _time_finalists(workload, results, children[0])
     _refuse_nondeterministic(workload, results, children[0], progress)
+    for candidate, first in twins:
+        outcome = results[first]
+        progress(candidate, outcome if isinstance(outcome, Failed) else outcome.timing)
+        results[candidate.index] = outcome if isinstance(outcome, Failed) else replace(outcome, candidate=candidate)
     return results, _time_reference(workload, results, children[0])
 
 
