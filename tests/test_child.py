@@ -40,6 +40,21 @@ def answer(request, announce):
         print("grandchild", grandchild.pid, flush=True)
         while True:
             time.sleep(1)
+    if what == "fork":
+        os.fork()
+        return {"pid": os.getpid()}
+    if what == "garbage":
+        os.write(int(sys.argv[-1]), b"not json\\n")
+        time.sleep(60)
+    if what == "environment":
+        seen = os.environ.get("PATH")
+        os.environ.clear()
+        os.chdir("/")
+        return {"path": seen, "cwd": os.getcwd()}
+    if what == "surrogate":
+        raise ValueError("\\ud800 is no text")
+    if what == "numbers":
+        return {"value": object()}
     if what == "spin":
         while True:
             pass
@@ -79,6 +94,48 @@ def test_an_exception_is_a_failure_of_its_stage_and_the_child_lives(child: Child
     assert (answer.stage, answer.reason.splitlines()) == ("work", [answer.reason])
     assert "no such luck" in answer.reason and "second line" in answer.detail
     assert pid_of(child) == pid
+
+
+def test_one_answer_a_request_whatever_the_function_forks_or_writes(child: Child) -> None:
+    pid = pid_of(child)
+    for _ in range(3):
+        assert child.request({"what": "fork"}, 30) == {"pid": pid}
+        assert pid_of(child) == pid
+    answer = child.request({"what": "garbage"}, 30)
+    assert isinstance(answer, Failed) and "something else than an answer" in answer.reason
+    assert pid_of(child) != pid
+
+
+def test_one_request_s_changes_do_not_reach_the_next(child: Child) -> None:
+    first = child.request({"what": "environment"}, 30)
+    assert isinstance(first, dict) and first["path"]
+    assert child.request({"what": "environment"}, 30) == first
+
+
+def test_text_and_values_that_cannot_travel_are_failures(child: Child) -> None:
+    pid = pid_of(child)
+    for what, reason in (("surrogate", "is no text"), ("numbers", "not JSON serializable")):
+        answer = child.request({"what": what}, 30)
+        assert isinstance(answer, Failed) and reason in answer.reason
+    assert pid_of(child) == pid
+
+
+def test_a_child_outlives_the_thread_that_asked_first(child: Child) -> None:
+    import threading
+
+    thread = threading.Thread(target=lambda: child.request({"what": "echo"}, 30))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    assert pid_of(child)
+
+
+def test_last_words_are_the_child_s_own(tmp_path: Path, child: Child) -> None:
+    pid_of(child)
+    with (tmp_path / "log").open("a") as log:
+        log.write("somebody else's line\n")
+    answer = child.request({"what": "hard-exit"}, 30)
+    assert isinstance(answer, Failed) and answer.reason == "the process ended (exit code 7)"
 
 
 @pytest.mark.parametrize(

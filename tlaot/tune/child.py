@@ -13,9 +13,12 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -66,7 +69,9 @@ class Child:
         self._requests: IO[bytes] | None = None
         self._answers = -1
         self._buffer = b""
-        self._log_start = 0
+        self._number = 0
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        self._drained = 0
 
     def request(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:
         """Send a request and wait for its answer.
@@ -78,11 +83,18 @@ class Child:
         Returns:
             The answer, or why there is none. A child that died is replaced at the next request.
         """
+        self._number += 1
+        try:
+            return self._ask(json.dumps({"number": self._number, "request": request}).encode(), timeout)
+        finally:
+            self._drain()
+
+    def _ask(self, message: bytes, timeout: float) -> dict[str, Any] | Failed:
         if self._process is None:
             self._start()
         assert self._requests is not None
         try:
-            self._requests.write(json.dumps(request).encode() + b"\n")
+            self._requests.write(message + b"\n")
             self._requests.flush()
         except OSError:
             return self._bury("start", "the worker process ended before it took the request")
@@ -94,12 +106,20 @@ class Child:
                 return Failed(stage, f"timed out after {timeout:g} s and was killed")
             if not line:
                 return self._bury(stage, "the process ended")
-            answer: dict[str, Any] = json.loads(line)
-            if "stage" in answer and len(answer) == 1:
-                stage = answer["stage"]
-            elif "failed" in answer:
-                return Failed(**answer["failed"])
+            try:
+                said = json.loads(line)
+                number = said["number"]
+            except (ValueError, KeyError, TypeError):
+                self.kill()
+                return Failed(stage, "something else than an answer was written to the answer pipe")
+            if number != self._number:
+                continue  # a process that an author's function forked, late with an answer of its own
+            if "stage" in said:
+                stage = said["stage"]
+            elif "failed" in said:
+                return Failed(**said["failed"])
             else:
+                answer: dict[str, Any] = said["answer"]
                 return answer
 
     def kill(self) -> None:
@@ -123,17 +143,15 @@ class Child:
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
         try:
-            with self._log.open("ab") as log:
-                self._log_start = log.tell()
-                self._process = subprocess.Popen(
-                    [*self._argv, str(request_read), str(answer_write)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=self._environ,
-                    pass_fds=(request_read, answer_write),
-                    start_new_session=True,  # killpg reaches nvcc and gcc too
-                )
+            self._process = _spawn(
+                [*self._argv, str(request_read), str(answer_write)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env=self._environ,
+                pass_fds=(request_read, answer_write),
+                start_new_session=True,  # killpg reaches nvcc and gcc too
+            )
         except BaseException:
             os.close(request_write)
             os.close(answer_read)
@@ -177,11 +195,41 @@ class Child:
         return Failed(stage, f"{what}: {words}" if words else what)
 
     def _last_words(self) -> str:
-        """The last line that the child printed: for a Python process, the exception that ended it."""
-        with self._log.open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read()[-4096:].decode(errors="replace").strip().splitlines()
+        """The last line that the child printed since its request: for a Python process, the exception that ended it."""
+        end = os.fstat(self._output.fileno()).st_size
+        start = max(self._drained, end - 4096)
+        lines = os.pread(self._output.fileno(), end - start, start).decode(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
+
+    def _drain(self) -> None:
+        """Move what the child printed to the log, in one piece, so that children do not write into each other's lines."""
+        end = os.fstat(self._output.fileno()).st_size
+        if end > self._drained:
+            with self._log.open("ab") as log:
+                log.write(os.pread(self._output.fileno(), end - self._drained, self._drained))
+            self._drained = end
+
+
+# The kernel kills a child when the *thread* that started it ends (PR_SET_PDEATHSIG), so all are started by one that lives as long
+# as this process.
+_starter: ThreadPoolExecutor | None = None
+_starter_lock = threading.Lock()
+
+
+def _spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    global _starter
+    with _starter_lock:
+        if _starter is None:
+            _starter = ThreadPoolExecutor(1, thread_name_prefix="tlaot-start")
+    return _starter.submit(subprocess.Popen, command, **options).result()
+
+
+def _forget_starter() -> None:
+    global _starter, _starter_lock
+    _starter, _starter_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_starter)
 
 
 def serve(
@@ -199,10 +247,12 @@ def serve(
         del sys.path[0]  # python -m puts the current folder first, and PYTHONSAFEPATH is not known yet
     requests = os.fdopen(int(arguments[-2]), "rb")
     answers = os.fdopen(int(arguments[-1]), "wb")
-    stage = "start"
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    number, stage, home = 0, "start", os.getpid()
+    environ, folder = dict(os.environ), os.getcwd()
 
     def say(message: Mapping[str, Any]) -> None:
-        answers.write(json.dumps(message).encode() + b"\n")
+        answers.write(json.dumps({"number": number, **message}).encode() + b"\n")
         answers.flush()
 
     def announce(name: str) -> None:
@@ -211,15 +261,23 @@ def serve(
         say({"stage": name})
 
     for line in requests:
-        stage = "start"
+        message = json.loads(line)
+        number, stage = message["number"], "start"
         try:
-            reply = answer(json.loads(line), announce)
+            text = json.dumps(answer(message["request"], announce))
         except (Exception, SystemExit) as error:
             detail = traceback.format_exc()
             print(detail, flush=True)
-            say({"failed": {"stage": stage, "reason": one_line(error), "detail": detail}})
+            said: dict[str, Any] = {"failed": {"stage": stage, "reason": one_line(error), "detail": detail}}
         else:
-            say(reply)
+            said = {"answer": json.loads(text)}
+        if os.getpid() != home:
+            os._exit(0)  # an author's function forked and came back twice
+        say(said)
+        if environ != os.environ:  # one candidate's changes must not be the next one's failure
+            os.environ.clear()
+            os.environ.update(environ)
+        os.chdir(folder)
 
 
 def one_line(error: BaseException) -> str:
