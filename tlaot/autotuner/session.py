@@ -33,6 +33,7 @@ from ..tune.select import select_winner
 from ..tune.spec import KernelSpec, Profile
 from ..tune.supply import supply_from_json, validate_supply
 from ..tune.toolchain import find_toolchain
+from ..tune.timing import CPU_CLOCKS, CUDA_CLOCKS
 from ..tune.transport import write_tensors
 from .request import Request
 from .settings import log_path, read_default_target, read_execution_backend, resolve_num_workers
@@ -60,6 +61,7 @@ def tune(request: Request, scratch: Path) -> tuple[Winner, dict[str, Any]]:
     """
     machine, search_path, environ = _machine()
     target = resolve_target(request, machine)
+    _check_clock(request.profile_args.backend, target)
     journal = Journal(log_path(), _verbose(request), append=True)
     workload = _workload(request, target, scratch)
     workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
@@ -254,6 +256,12 @@ def _out_idx(request: Request) -> tuple[int, ...] | None:
 def _pass_configs(request: Request) -> dict[str, Any]:
     given = dict(request.compile_args.pass_configs or {})
     return {str(getattr(key, "value", key)): value for key, value in given.items()}
+
+
+def _check_clock(backend: str, target: Target) -> None:
+    known = CUDA_CLOCKS if target.is_cuda else CPU_CLOCKS
+    if backend not in known:
+        raise SpecError("backend", f"unknown profiler backend {backend!r} for {target}", f"Known: {', '.join(known)}.")
 
 
 def _compile_flags(request: Request) -> tuple[str, ...]:

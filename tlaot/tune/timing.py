@@ -15,13 +15,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Timing", "time_cuda", "time_wall"]
+__all__ = ["CPU_CLOCKS", "CUDA_CLOCKS", "Timing", "time_cuda", "time_wall"]
 
 # A sample shorter than this is mostly the clock and the interpreter.
 _SHORTEST_SAMPLE_MS = 0.2
 _FEWEST_SAMPLES = 5
 _MOST_SAMPLES = 400
 _LAUNCH_MS = 0.02
+
+
+CPU_CLOCKS = ("auto", "wall")
+CUDA_CLOCKS = ("auto", "event", "cudagraph", "cupti")
 
 
 @dataclass(frozen=True)
