@@ -207,12 +207,15 @@ def _resolve_import(
 
 
 def _import(name: str) -> Any:
-    if name not in sys.modules:
-        found = importlib.util.find_spec(name)
-        origin = origin_of(name, found.origin if found is not None and found.has_location else None)
-        if origin is not None:
-            return _Said(f"module {origin} {name}")
-    return importlib.import_module(name)
+    # By its top-level package, which is found without being imported; loaded or not, it says the same.
+    top = name.partition(".")[0]
+    if top in sys.modules:
+        file = getattr(sys.modules[top], "__file__", None)
+    else:
+        found = importlib.util.find_spec(top)
+        file = found.origin if found is not None and found.has_location else None
+    origin = origin_of(name, file)
+    return importlib.import_module(name) if origin is None else _Said(f"module {origin} {name}")
 
 
 def _code(code: types.CodeType) -> Anatomy:

@@ -51,7 +51,7 @@ def autotune(
     seed: int = 0,
     index_ranges: Mapping[str, tuple[int, int]] | None = None,
     deterministic: bool = True,
-    verbose: bool = False,
+    verbose: bool | None = None,
 ) -> Callable[[Any], AutotunedFactory]:
     """Tune a factory over configs, when it is called.
 

@@ -32,11 +32,11 @@ from ..tune.record import latency_of, make_record
 from ..tune.select import select_winner
 from ..tune.spec import KernelSpec, Profile
 from ..tune.supply import supply_from_json, validate_supply
-from ..tune.toolchain import find_toolchain
 from ..tune.timing import CPU_CLOCKS, CUDA_CLOCKS
+from ..tune.toolchain import find_toolchain
 from ..tune.transport import write_tensors
 from .request import Request
-from .settings import log_path, read_default_target, read_execution_backend, resolve_num_workers
+from .settings import log_path, read_default_target, read_execution_backend, read_settings, resolve_num_workers
 
 __all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolve_target", "tune"]
 
@@ -62,7 +62,7 @@ def tune(request: Request, scratch: Path) -> tuple[Winner, dict[str, Any]]:
     machine, search_path, environ = _machine()
     target = resolve_target(request, machine)
     _check_clock(request.profile_args.backend, target)
-    journal = Journal(log_path(), _verbose(request), append=True)
+    journal = _journal(request)
     workload = _workload(request, target, scratch)
     workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
     with ExitStack() as stack:
@@ -93,7 +93,7 @@ def compile_only(
     """
     machine, search_path, environ = _machine()
     target = resolve_target(request, machine)
-    journal = Journal(log_path(), _verbose(request), append=True)
+    journal = _journal(request)
     workload = _workload(request, target, scratch)
     workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
     if num_workers is not None:
@@ -373,8 +373,11 @@ def _raise_what_all_share(workload: Workload, results: Sequence[Measured | Faile
             raise SpecError(workload.kernel.where, reason, "This concerns every candidate alike.")
 
 
-def _verbose(request: Request) -> Callable[[str], None]:
-    return print if request.compile_args.verbose else lambda text: None
+def _journal(request: Request) -> Journal:
+    verbose = request.compile_args.verbose
+    verbose = read_settings().verbose if verbose is None else verbose
+    say: Callable[[str], None] = print if verbose else lambda text: None
+    return Journal(log_path(), say, append=True, every_result=True)
 
 
 def remove(folder: Path) -> None:

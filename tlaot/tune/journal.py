@@ -18,8 +18,11 @@ __all__ = ["Journal"]
 class Journal:
     """The log of one build; safe to use from several threads."""
 
-    def __init__(self, path: Path, say: Callable[[str], None], append: bool = False) -> None:
+    def __init__(
+        self, path: Path, say: Callable[[str], None], append: bool = False, every_result: bool = False
+    ) -> None:
         self.path = path
+        self._every_result = every_result
         self._say = say
         self._lock = threading.Lock()
         with path.open("a" if append else "w", encoding="utf-8"):
@@ -33,17 +36,22 @@ class Journal:
     def write(self, text: str) -> None:
         """A line for the log."""
         stamp = time.strftime("%H:%M:%S")
-        with self._lock, self.path.open("a", encoding="utf-8") as file:
+        with self._lock, self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{stamp} {text}\n")
 
     def compiled(self, candidate: Candidate, outcome: Built | Failed) -> None:
         if isinstance(outcome, Failed):
-            self.write(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}\n{outcome.detail}".rstrip())
+            self._result(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}", outcome.detail)
         else:
-            self.write(f"compiled {candidate.label}: {outcome.digest.size} bytes")
+            self._result(f"compiled {candidate.label}: {outcome.digest.size} bytes")
 
     def measured(self, candidate: Candidate, outcome: Timing | Failed) -> None:
         if isinstance(outcome, Failed):
-            self.write(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}\n{outcome.detail}".rstrip())
+            self._result(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}", outcome.detail)
         else:
-            self.write(f"measured {candidate.label}: {outcome.latency:.5g} ms +- {outcome.spread:.1%}")
+            self._result(f"measured {candidate.label}: {outcome.latency:.5g} ms +- {outcome.spread:.1%}")
+
+    def _result(self, line: str, detail: str = "") -> None:
+        if self._every_result:
+            self._say(line)
+        self.write(f"{line}\n{detail}".rstrip())
