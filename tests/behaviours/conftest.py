@@ -1,7 +1,7 @@
 """What the tests of the 77 behaviours share: a small set of kernels, and tunings that take milliseconds.
 
 Compiling and measuring run in this process here, by the same code that the child processes run, so that a tuning costs no
-interpreter starts. Tests that take the fixture ``processes`` have the real ones: those of isolation, and the article's examples.
+interpreter starts. Tests that take the fixture ``processes`` have the real ones: those of isolation, and the article's first example.
 """
 
 from __future__ import annotations
@@ -128,6 +128,20 @@ def lab() -> Lab:
 @pytest.fixture
 def processes() -> None:
     """Compile and measure in child processes, as users do."""
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def article(request: pytest.FixtureRequest) -> Any:
+    """The article's GEMM: as it is there on a GPU, and in a form that TileLang compiles for the CPU."""
+    if not HAS_TILELANG:
+        pytest.skip("needs TileLang")
+    if request.param == "cuda":
+        from behaviours import gpu_kernels
+
+        return gpu_kernels.Article()
+    from behaviours import tilelang_kernels
+
+    return tilelang_kernels.Article()
 
 
 @pytest.fixture(autouse=True)

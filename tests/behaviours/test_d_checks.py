@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +184,9 @@ def test_043_callbacks_have_an_identity(lab: Any, tunings: Any) -> None:
 @pytest.mark.gpu
 def test_041_the_reference_is_timed_on_the_gpu() -> None:
     import torch
-
     from behaviours import gpu_kernels
 
-    assert importlib.util.find_spec("tilelang") is not None
-    result = gpu_kernels.tune_matmul(256, ref_prog=lambda a, b: a @ b.T)
+    result = gpu_kernels.tune_matmul(256, ref_prog=torch.matmul)
     assert 0 < result.ref_latency < 1
     a, b = (torch.randn(256, 256, device="cuda", dtype=torch.float16) for _ in range(2))
-    torch.testing.assert_close(result.kernel(a, b), a @ b.T, rtol=1e-2, atol=1e-1)
+    torch.testing.assert_close(result.kernel(a, b), a @ b, rtol=1e-2, atol=1e-1)

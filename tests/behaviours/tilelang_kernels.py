@@ -4,7 +4,7 @@
 
 import os
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import tilelang
 import tilelang.language as T  # noqa: N812
@@ -123,12 +123,11 @@ def eager(A, tile: int = 1):
     return B
 
 
-@tilelang.jit(out_idx=[-1], target="c")
-def matmul(M: int, N: int, K: int, block_M: int = 16, block_N: int = 16, block_K: int = 8) -> Any:
+def gemm(M: int, N: int, K: int, block_M: int = 16, block_N: int = 16, block_K: int = 8) -> Any:
     """The article's GEMM in the form that the CPU has: tiles in local memory."""
 
     @T.prim_func
-    def gemm(A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")):
+    def main(A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")):
         with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M)) as (bx, by):
             tile_a = T.alloc_local((block_M, block_K), "float32")
             tile_b = T.alloc_local((block_K, block_N), "float32")
@@ -140,13 +139,46 @@ def matmul(M: int, N: int, K: int, block_M: int = 16, block_N: int = 16, block_K
                 T.gemm(tile_a, tile_b, tile_c)
             T.copy(tile_c, C[by * block_M, bx * block_N])
 
-    return gemm
+    return main
 
 
-def sleep_then_scale(N: int, tile: int = 1, folder: str = "", seconds: float = 0.0) -> Any:
-    """Leaves in a folder when it ran."""
+@tilelang.jit(out_idx=[-1], target="c")
+def matmul(M: int, N: int, K: int, block_M: int = 16, block_N: int = 16, block_K: int = 8) -> Any:
+    @T.prim_func
+    def main(A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")):
+        with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M)) as (bx, by):
+            tile_a = T.alloc_local((block_M, block_K), "float32")
+            tile_b = T.alloc_local((block_K, block_N), "float32")
+            tile_c = T.alloc_local((block_M, block_N), "float32")
+            T.clear(tile_c)
+            for k in T.serial(T.ceildiv(K, block_K)):
+                T.copy(A[by * block_M, k * block_K], tile_a)
+                T.copy(B[k * block_K, bx * block_N], tile_b)
+                T.gemm(tile_a, tile_b, tile_c)
+            T.copy(tile_c, C[by * block_M, bx * block_N])
+
+    return main
+
+
+class Article:
+    """What the article's examples need, for the CPU."""
+
+    target, size, device, dtype = "c", 32, "cpu", "float32"
+    pass_configs: ClassVar = {"tl.disable_safe_memory_legalize": False}
+    timing: ClassVar = {"warmup": 0.2, "rep": 0.5, "timeout": 60}
+    gemm, matmul = staticmethod(gemm), matmul
+    small: ClassVar = {"block_M": 8}
+    large: ClassVar = {"block_M": 16}
+
+    @staticmethod
+    def configs(M: int, N: int, K: int) -> list[dict[str, Any]]:
+        return [{"block_M": m, "block_K": k} for m in (8, 16) for k in (8, 16)]
+
+
+def sleep_then_scale(N: int, tile: int = 1, folder: str = "", seconds: float = 0.0, dies: bool = False) -> Any:
+    """Leaves in a folder when it ran; may take its process along."""
     begin = time.time()
     time.sleep(seconds)
     with open(os.path.join(folder, f"{tile}"), "w", encoding="ascii") as file:
         file.write(f"{begin} {time.time()}")
-    return scale(N, tile=tile)
+    return scale(N, tile=tile, mode="exit" if dies else "right")

@@ -102,8 +102,8 @@ def dynamic(tile: int = 1) -> Any:
     return dynamic
 
 
-def sleep_then_scale(N: int, tile: int = 1, folder: str = "", seconds: float = 0.0) -> Any:
-    """Leaves in a folder when it ran."""
+def sleep_then_scale(N: int, tile: int = 1, folder: str = "", seconds: float = 0.0, dies: bool = False) -> Any:
+    """Leaves in a folder when it ran; may take its process along."""
     import os
     import time
 
@@ -111,4 +111,4 @@ def sleep_then_scale(N: int, tile: int = 1, folder: str = "", seconds: float = 0
     time.sleep(seconds)
     with open(os.path.join(folder, f"{tile}"), "w", encoding="ascii") as file:
         file.write(f"{begin} {time.time()}")
-    return scale(N, tile=tile)
+    return scale(N, tile=tile, mode="exit" if dies else "right")
