@@ -56,12 +56,12 @@ def test_047_a_compiler_that_dies_or_hangs_takes_one_candidate_along(
 ) -> None:
     """The original compiles in its own process, and has no limit of time."""
     profile = session.Profile
-    monkeypatch.setattr(session, "Profile", lambda *a, **k: dataclasses.replace(profile(*a, **k), compile_timeout=20))
+    monkeypatch.setattr(session, "Profile", lambda *a, **k: dataclasses.replace(profile(*a, **k), compile_timeout=15))
     factory = functools.partial(lab.kernels.sleep_then_scale, folder=str(place))
     configs = [{"seconds": 1e6}, {"tile": 2}, {"dies": True}]
     assert lab.autotune(factory, configs)(16).config == {"tile": 2}
     log = (place / "autotuner.log").read_text()
-    assert "timed out after 20 s and was killed" in log
+    assert "timed out after 15 s and was killed" in log
     assert "lower: the process ended" in log
 
 

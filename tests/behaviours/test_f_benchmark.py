@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,12 +28,15 @@ TILES = [{"tile": 1}, {"tile": 2}]
 def test_053_054_061_a_kernel_that_hangs_or_crashes_is_killed_alone(lab: Any, place: Path) -> None:
     """The original's timed-out thread goes on beside the next measurement; a crash ends the user's process."""
     threads = threading.active_count()
-    configs = [{"mode": "hang"}, {"mode": "segfault"}, {"mode": "right"}]
-    kernel = lab.autotune(lab.scale, configs, ref_prog=lambda a: a * 2, timeout=10)(16)
+    crash: dict[str, Any] = {"mode": "segfault"}
+    if lab.frontend == "tilelang":
+        crash["pass_configs"] = {"tl.disable_safe_memory_legalize": True}  # which keeps it inside of its tensor
+    configs = [{"mode": "hang"}, crash, {"mode": "right"}]
+    kernel = lab.autotune(lab.scale, configs, ref_prog=lambda a: a * 2, timeout=6)(16)
     assert kernel.config == {"mode": "right"}
     log = (place / "autotuner.log").read_text()
-    assert "mode=hang}: check: timed out after 10 s and was killed" in log
-    assert "SIGSEGV" in log
+    assert "mode=hang}: check: timed out after 6 s and was killed" in log
+    assert re.search(r"SIG(SEGV|ABRT|BUS)", log)
     assert threading.active_count() <= threads
     assert not _children()
 

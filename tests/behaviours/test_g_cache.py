@@ -136,7 +136,7 @@ def test_065_066_068_what_is_saved(lab: Any, tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} - {"cache", "tmp", "autotuner.log"} == {"saved", "as text"}
     names = sorted(entry.name for entry in (tmp_path / "saved").iterdir())
     assert "executable.so" in names and not [name for name in names if name.endswith((".pkl", ".pickle"))]
-    assert json.loads((tmp_path / "saved" / "best_config.json").read_text()) == result.config
+    assert json.loads((tmp_path / "saved" / "best_config.json").read_text())["config"] == result.config
     with pytest.raises(PackageError, match="other things in it"):
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.tex").write_text("")

@@ -34,13 +34,14 @@ def test_073_targets_in_every_spelling() -> None:
         assert resolve(spelt) == "cuda:sm_90a"
     for arch in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"):
         assert resolve({"kind": "cuda", "arch": arch}) == f"cuda:{arch}"
-    assert resolve("auto") == "c:x86-64-v3" or resolve("auto").startswith("c:")
+    assert resolve("auto").startswith("c:")
     assert resolve("auto", machine=H200) == "cuda:sm_90a"
     assert resolve("auto", frontend="tvm").startswith("llvm")
     assert resolve("c").startswith("c:") and resolve("llvm", frontend="tvm").startswith("llvm:")
 
 
-def test_073_targets_that_cannot_be() -> None:
+def test_073_targets_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_machine", lambda: (NO_GPU, (), {}))
     with pytest.raises(SpecError, match="foo"):
         resolve("foo")
     with pytest.raises(SpecError, match="cannot build llvm"):
@@ -105,7 +106,7 @@ def test_076_outputs(lab: Any) -> None:
         assert kernel.out_idx == [1]
         assert np.array_equal(np.asarray(kernel(ones)), ones * 2)
     for wrong in (5, [-3]):
-        with pytest.raises(TuningError, match="out of range|outside the kernel"):
+        with pytest.raises(TuningError, match=r"out of range|outside the kernel"):
             lab.autotune(lab.scale, TILES, out_idx=wrong)(16)
 
 
