@@ -175,11 +175,11 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     for name in [name for name in os.environ if name.startswith(("TLAOT_", "TILELANG_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TLAOT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     if "processes" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
+        monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
         monkeypatch.setattr(session, "Child", Inline)
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(link, "_compile", _compile_with_read_headers)
