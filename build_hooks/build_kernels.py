@@ -85,8 +85,11 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         return list(dict.fromkeys(os.path.relpath(path) for path in files))
 
     def _build(self, settings: Settings) -> None:
+        from ..tune.place import hold_project
+
         self._say(show_settings(settings))
         spec = self._read_spec()
+        hold_project(spec.path.parent, self._say)
         output = self._output(spec.package).resolve()
         shutil.rmtree(output, ignore_errors=True)  # build/ outlives a build: an old kernel must not slip into this one
         if settings.tune == "off":

@@ -46,18 +46,30 @@ class Environment:
 
     @property
     def site_packages(self) -> Path:
-        return Path(sysconfig.get_path("purelib", "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix", {"base": str(self.folder)}))
+        return Path(
+            sysconfig.get_path(
+                "purelib",
+                "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix",
+                {"base": str(self.folder)},
+            )
+        )
 
     def install(self, *arguments: str | Path) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", *map(str, arguments)], capture_output=True, text=True
+            [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet", *map(str, arguments)],
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(self, arguments: Sequence[str], **environ: str) -> str:
         """Run its Python where there is no compiler, no source tree and no variable of the build; give its standard output."""
         done = subprocess.run(
-            [str(self.python), *arguments], cwd=self.folder, env={"PATH": str(self.folder / "bin"), "HOME": str(self.folder), **environ}, capture_output=True, text=True
+            [str(self.python), *arguments],
+            cwd=self.folder,
+            env={"PATH": str(self.folder / "bin"), "HOME": str(self.folder), **environ},
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -84,4 +96,8 @@ def copy_project(name: str, to: Path) -> Path:
 
 def clean_environ() -> dict[str, str]:
     """This environment less what would change a build."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("TLAOT_") and key not in ("PYTHONPATH", "SOURCE_DATE_EPOCH")}
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith("TLAOT_") and key not in ("PYTHONPATH", "SOURCE_DATE_EPOCH")
+    }

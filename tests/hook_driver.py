@@ -24,7 +24,9 @@ BACKEND, HOOK, FOLDER, BINARY, REPORT, CONFIG_SETTINGS, *FLAGS = sys.argv[1:]
 CALLS: list[dict[str, Any]] = []
 
 
-def build_package(spec_path: Path, source_root: Path, output: Path, settings: Any, log: Callable[[str], None]) -> tuple[Path, ...]:
+def build_package(
+    spec_path: Path, source_root: Path, output: Path, settings: Any, log: Callable[[str], None]
+) -> tuple[Path, ...]:
     """The real one's interface."""
     CALLS.append({"spec": str(spec_path), "source_root": str(source_root), "settings": dataclasses.asdict(settings)})
     log("fake pipeline: building")

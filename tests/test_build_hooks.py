@@ -19,7 +19,9 @@ from typing import Any
 import pytest
 from conftest import ROOT, clean_environ, copy_project
 
-pytest.importorskip("tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does")
+pytest.importorskip(
+    "tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does"
+)
 
 from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, requirements_of
 from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, Settings, read_settings, show_settings
@@ -29,7 +31,11 @@ from tlaot.errors import BuildError, SpecError
 from tlaot.tune.spec import read_spec
 
 PLUGIN, BACKEND = "setuptools.build_meta", "tlaot.build_hooks"
-CONSUMERS = [("flat_plugin", PLUGIN, "flat_kernels"), ("setup_py", PLUGIN, "setup_kernels"), ("src_backend", BACKEND, "src_kernels")]
+CONSUMERS = [
+    ("flat_plugin", PLUGIN, "flat_kernels"),
+    ("setup_py", PLUGIN, "setup_kernels"),
+    ("src_backend", BACKEND, "src_kernels"),
+]
 BINARY = "_tlaot/add/llvm-x86-64-v2/N1024/executable.so"
 MACHINE = os.uname().machine
 
@@ -105,7 +111,9 @@ def _normalised(requirement: str) -> str:
 
 @pytest.mark.parametrize("frontend", sorted(FRONTEND_REQUIRES))
 def test_frontend_requirements_are_the_extras(frontend: str) -> None:
-    assert {_normalised(text) for text in FRONTEND_REQUIRES[frontend]} == {_normalised(text) for text in _metadata_extras(frontend)}
+    assert {_normalised(text) for text in FRONTEND_REQUIRES[frontend]} == {
+        _normalised(text) for text in _metadata_extras(frontend)
+    }
 
 
 SPEC = """
@@ -134,7 +142,11 @@ check = false
         (Settings(), False, FRONTEND_REQUIRES["tvm"]),
         (Settings(tune="off"), False, ()),
         (Settings(targets=("llvm:x86-64-v3",)), False, FRONTEND_REQUIRES["tvm"]),
-        (Settings(targets=("cuda:sm_90a",)), False, (*FRONTEND_REQUIRES["tvm"], *NVCC_REQUIRES, *FRONTEND_REQUIRES["tilelang"])),
+        (
+            Settings(targets=("cuda:sm_90a",)),
+            False,
+            (*FRONTEND_REQUIRES["tvm"], *NVCC_REQUIRES, *FRONTEND_REQUIRES["tilelang"]),
+        ),
         (Settings(targets=("cuda:sm_90a",)), True, (*FRONTEND_REQUIRES["tvm"], *FRONTEND_REQUIRES["tilelang"])),
     ],
     ids=["default", "off", "llvm", "cuda-without-nvcc", "cuda-with-nvcc"],
@@ -185,7 +197,9 @@ GETRANDOM = "#include <sys/random.h>\nlong f(void *p) { return getrandom(p, 1, 0
     ],
     ids=["nothing", "libc", "getrandom", "libm", "libgcc"],
 )
-def test_audit(compile_object: Callable[..., Path], tmp_path: Path, source: str, flags: tuple[str, ...], expected: str | None) -> None:
+def test_audit(
+    compile_object: Callable[..., Path], tmp_path: Path, source: str, flags: tuple[str, ...], expected: str | None
+) -> None:
     folder = tmp_path / "wheel" / "package"
     folder.mkdir(parents=True)
     (folder / "executable.so").write_bytes(compile_object(source, *flags).read_bytes())
@@ -196,7 +210,9 @@ def test_audit(compile_object: Callable[..., Path], tmp_path: Path, source: str,
 
 def test_audit_without_binaries_and_with_device_code_only(tmp_path: Path) -> None:
     assert audit_platform(tmp_path).platform == "any"
-    header = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, 0, 0, 64, 56, 0, 64, 0, 0)
+    header = (
+        b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, 0, 0, 64, 56, 0, 64, 0, 0)
+    )
     (tmp_path / "kernel.cubin").write_bytes(header)
     assert audit_platform(tmp_path).platform == "any"
 
@@ -237,7 +253,15 @@ class Outcome:
 
 
 def call_hook(
-    project: Path, backend: str, hook: str, binary: Path | str, out: Path, *flags: str, config: Any = None, environ: dict[str, str] | None = None, umask: int = 0o022
+    project: Path,
+    backend: str,
+    hook: str,
+    binary: Path | str,
+    out: Path,
+    *flags: str,
+    config: Any = None,
+    environ: dict[str, str] | None = None,
+    umask: int = 0o022,
 ) -> Outcome:
     out.mkdir(parents=True, exist_ok=True)
     report = out / "report.json"
@@ -279,10 +303,14 @@ def test_wheel_has_kernels_and_an_audited_tag(consumer: tuple[Path, str, str], b
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["libc", "getrandom"])
-def test_tag_is_one_that_auditwheel_agrees_with(compile_object: Callable[..., Path], binary: Path, newer: bool, tmp_path: Path) -> None:
+def test_tag_is_one_that_auditwheel_agrees_with(
+    compile_object: Callable[..., Path], binary: Path, newer: bool, tmp_path: Path
+) -> None:
     project = copy_project("flat_plugin", tmp_path / "project")
     done = call_hook(project, PLUGIN, "build_wheel", compile_object(GETRANDOM) if newer else binary, tmp_path / "out")
-    shown = subprocess.run([sys.executable, "-m", "auditwheel", "show", str(done.path)], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "auditwheel", "show", str(done.path)], capture_output=True, text=True, check=True
+    )
     theirs = re.search(r'tag:\s+"manylinux_2_(\d+)_', shown.stdout)
     ours = re.search(r"manylinux_2_(\d+)_", done.path.name)
     assert theirs and ours, shown.stdout
@@ -319,7 +347,15 @@ def test_other_projects_are_untouched(binary: Path, tmp_path: Path) -> None:
     results = []
     for flags in ((), ("--no-plugin",)):
         project = copy_project("untouched", tmp_path / f"project{len(results)}" / "same")
-        done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / f"out{len(results)}", *flags, environ={"SOURCE_DATE_EPOCH": "1600000000"})
+        done = call_hook(
+            project,
+            PLUGIN,
+            "build_wheel",
+            binary,
+            tmp_path / f"out{len(results)}",
+            *flags,
+            environ={"SOURCE_DATE_EPOCH": "1600000000"},
+        )
         assert done.calls == []
         assert not [name for name in done.modules if name.startswith("tlaot.tune") or "build_kernels" in name]
         results.append(zip_members(done.path))
@@ -328,7 +364,11 @@ def test_other_projects_are_untouched(binary: Path, tmp_path: Path) -> None:
 
 def zip_members(path: Path) -> list[tuple[str, Any, int, int]]:
     with zipfile.ZipFile(path) as archive:
-        return [(info.filename, info.date_time, info.external_attr, info.CRC) for info in archive.infolist() if not info.filename.endswith(("RECORD", ".so"))]
+        return [
+            (info.filename, info.date_time, info.external_attr, info.CRC)
+            for info in archive.infolist()
+            if not info.filename.endswith(("RECORD", ".so"))
+        ]
 
 
 @pytest.mark.parametrize("channel", ["config", "environ"])
@@ -353,7 +393,9 @@ def test_config_settings_reach_the_pipeline_and_win(binary: Path, tmp_path: Path
     assert done.changed_variables == []
 
 
-@pytest.mark.parametrize("hook", ["prepare_metadata_for_build_wheel", "get_requires_for_build_wheel", "get_requires_for_build_sdist"])
+@pytest.mark.parametrize(
+    "hook", ["prepare_metadata_for_build_wheel", "get_requires_for_build_wheel", "get_requires_for_build_sdist"]
+)
 def test_only_a_wheel_build_tunes(consumer: tuple[Path, str, str], hook: str, tmp_path: Path) -> None:
     project, backend, _ = consumer
     done = call_hook(project, backend, hook, "FAIL", tmp_path / "out")
@@ -372,7 +414,9 @@ def test_editable_install_tunes_nothing_and_ships_no_kernel(consumer: tuple[Path
     assert "an editable install has no kernels" in done.output
 
 
-def test_sdist_has_what_the_wheel_needs_and_builds_the_same(consumer: tuple[Path, str, str], binary: Path, tmp_path: Path) -> None:
+def test_sdist_has_what_the_wheel_needs_and_builds_the_same(
+    consumer: tuple[Path, str, str], binary: Path, tmp_path: Path
+) -> None:
     project, backend, _ = consumer
     spec = next(path for path in (project / "tltune.toml", project / "tuning" / "kernels.toml") if path.is_file())
     (spec.parent / "tltune.lock").write_text("{}\n")
@@ -398,7 +442,9 @@ def test_two_builds_give_the_same_bytes(consumer: tuple[Path, str, str], binary:
         os.utime(path, (1_500_000_000, 1_500_000_000))
     second = call_hook(project, backend, "build_wheel", binary, tmp_path / "b", umask=0o077)
     assert first.path.read_bytes() == second.path.read_bytes()
-    third = call_hook(project, backend, "build_wheel", binary, tmp_path / "c", environ={"SOURCE_DATE_EPOCH": "1600000000"})
+    third = call_hook(
+        project, backend, "build_wheel", binary, tmp_path / "c", environ={"SOURCE_DATE_EPOCH": "1600000000"}
+    )
     with zipfile.ZipFile(third.path) as archive:
         assert {info.date_time[:3] for info in archive.infolist()} == {(2020, 9, 13)}
 
@@ -417,7 +463,10 @@ def test_unknown_variable_is_refused_by_both_ways(backend: str, binary: Path, tm
     project = copy_project("flat_plugin", tmp_path / "project")
     done = call_hook(project, backend, "build_wheel", binary, tmp_path / "out", environ={"TLAOT_TARGTES": "llvm"})
     assert done.code == 1
-    assert "error: environment variable TLAOT_TARGTES: tlaot knows no such setting\nDid you mean TLAOT_TARGETS?" in done.output
+    assert (
+        "error: environment variable TLAOT_TARGTES: tlaot knows no such setting\nDid you mean TLAOT_TARGETS?"
+        in done.output
+    )
     assert "Traceback" not in done.output
 
 
@@ -426,7 +475,10 @@ def test_backend_without_a_spec_is_an_error(binary: Path, tmp_path: Path) -> Non
     (project / "tltune.toml").unlink()
     done = call_hook(project, BACKEND, "build_wheel", binary, tmp_path / "out")
     assert (done.code, done.calls) == (1, [])
-    assert "error: tltune.toml: the build backend is tlaot.build_hooks, but there is none beside pyproject.toml" in done.output
+    assert (
+        "error: tltune.toml: the build backend is tlaot.build_hooks, but there is none beside pyproject.toml"
+        in done.output
+    )
 
 
 @pytest.mark.parametrize("backend", [PLUGIN, BACKEND])

@@ -16,7 +16,17 @@ from conftest import ROOT, clean_environ
 
 pytest.importorskip("setuptools")
 
-FILES = ("tlaot", "build_hooks", "sample_pkg", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "MANIFEST.in", "tltune.toml")
+FILES = (
+    "tlaot",
+    "build_hooks",
+    "sample_pkg",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "MANIFEST.in",
+    "tltune.toml",
+)
 
 
 def _copy_tree(to: Path) -> Path:
@@ -45,7 +55,14 @@ import tlaot.build_hooks
 assert tlaot.build_hooks.__file__.startswith({str(tree)!r}), tlaot.build_hooks.__file__
 print("RESULT", json.dumps(result))
 """
-    done = subprocess.run([sys.executable, "-c", body], cwd=tree, env={**clean_environ(), **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        cwd=tree,
+        env={**clean_environ(), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout
     return json.loads(done.stdout.rpartition("RESULT ")[2])
 
@@ -113,6 +130,8 @@ try:
 except tlaot.TlaotError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", body], cwd=tmp_path, env=clean_environ(), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", body], cwd=tmp_path, env=clean_environ(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "sample_pkg" in done.stdout

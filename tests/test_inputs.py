@@ -69,13 +69,22 @@ def layouts(base: Any) -> list[Any]:
     return [base, base.T, base[1:, ::2], base[:, 3], base[2, 1:], base[0, 0], base[:0], base[:, None]]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint16", "int64", "bool", "complex64", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float16", "float32", "float64", "int8", "uint16", "int64", "bool", "complex64", "bfloat16", "float8_e4m3fn"],
+)
 def test_numpy_arrays_arrive_as_they_were(tmp_path: Path, dtype: str) -> None:
     if not hasattr(np, dtype) and dtype != "bool":
         dtype = getattr(pytest.importorskip("ml_dtypes"), dtype)
     base = np.random.default_rng(0).integers(0, 2, (5, 8)).astype(dtype)
     given = [view for view in layouts(base) if isinstance(view, np.ndarray)]
-    given += [base[::-1], base[:, ::-2], np.broadcast_to(base[0], (4, 8)), np.asfortranarray(base), np.array(base[1, 1])]
+    given += [
+        base[::-1],
+        base[:, ::-2],
+        np.broadcast_to(base[0], (4, 8)),
+        np.asfortranarray(base),
+        np.array(base[1, 1]),
+    ]
     description = json.loads(json.dumps(write_tensors(given, tmp_path)))
     for before, after in zip(given, read_tensors(description, "cpu"), strict=True):
         assert isinstance(after, np.ndarray) and after.dtype == before.dtype
@@ -104,13 +113,30 @@ def test_torch_tensors_arrive_as_they_were(tmp_path: Path, torch: Any, dtype: st
 
 
 def test_numbers_and_odd_values(tmp_path: Path, torch: Any) -> None:
-    given = [True, -3, 2.5, float("inf"), np.float32(0.5), np.int64(7), torch.nn.Parameter(torch.ones(2)), torch.ones(3, dtype=torch.complex64).conj()]
+    given = [
+        True,
+        -3,
+        2.5,
+        float("inf"),
+        np.float32(0.5),
+        np.int64(7),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(3, dtype=torch.complex64).conj(),
+    ]
     found = read_tensors(json.loads(json.dumps(write_tensors(given, tmp_path))), "cpu")
     assert found[:6] == [True, -3, 2.5, float("inf"), 0.5, 7] and found[0] is True
     assert found[6].tolist() == [1, 1] and not found[6].requires_grad
     assert found[7].tolist() == [1, 1, 1]
     assert read_tensors(write_tensors([1, 2.0], tmp_path), "cpu") == [1, 2.0]
-    for wrong in ("text", None, [1], np.array([object()]), np.zeros(2, ">f4"), torch.ones(3).to_sparse(), torch.ones(2, device="meta")):
+    for wrong in (
+        "text",
+        None,
+        [1],
+        np.array([object()]),
+        np.zeros(2, ">f4"),
+        torch.ones(3).to_sparse(),
+        torch.ones(2, device="meta"),
+    ):
         with pytest.raises(SpecError, match="input 1"):
             write_tensors([1, wrong], tmp_path)
 
@@ -153,7 +179,9 @@ def test_a_large_tensor_is_in_memory_once(tmp_path: Path) -> None:
         "print(private() - before)\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", script, json.dumps(description)], env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(description)], env=environ, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 16 << 10  # KiB
 

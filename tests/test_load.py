@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -311,3 +313,50 @@ def test_a_library_that_was_replaced_under_this_process_is_refused(tmp_path: Pat
     load_module._loaded[str(path)] = digest_of(b"old")
     with pytest.raises(LoadError, match="was replaced while this process"):
         load_module.load_function(path, digest_of(b"new"))
+
+
+def test_kernels_can_be_copied_and_pickled_after_a_call(package: Callable[..., Path]) -> None:
+    package("pk_copied", init="")
+    kernels = tlaot.load("pk_copied")
+    a, b = arrays()
+    kernels.add(a, b)
+    for made in (copy.deepcopy(kernels), pickle.loads(pickle.dumps(kernels))):
+        assert (made.add(a, b) == kernels.add(a, b)).all()
+    assert (pickle.loads(pickle.dumps(kernels.mul))(a, b) == kernels.mul(a, b)).all()
+
+
+def test_a_fork_during_the_first_call_leaves_the_child_able_to_call(package: Callable[..., Path]) -> None:
+    """The first call imports tvm_ffi, under locks of the import system that a child would inherit."""
+    folder = package("pk_forked", init="")
+    code = """
+import os, sys, threading, time
+import numpy as np
+import tlaot
+a, b = np.ones((4, 8), "f4"), np.ones((4, 8), "f4")
+kernels = tlaot.load("pk_forked")
+thread = threading.Thread(target=lambda: kernels.add(a, b))
+thread.start()
+time.sleep(float(sys.argv[1]))
+pid = os.fork()
+if pid == 0:
+    kernels.add(a, b)
+    os._exit(0)
+thread.join()
+for _ in range(400):
+    done, status = os.waitpid(pid, os.WNOHANG)
+    if done:
+        sys.exit(os.waitstatus_to_exitcode(status))
+    time.sleep(0.05)
+os.kill(pid, 9)
+sys.exit("the child hangs")
+"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), *filter(None, sys.path)])}
+    for delay in ("0", "0.005", "0.02", "0.1"):
+        subprocess.run([sys.executable, "-c", code, delay], check=True, timeout=60, env=environ)
+
+
+def test_a_name_that_is_no_string_is_a_key_error(package: Callable[..., Path]) -> None:
+    package("pk_keys", init="")
+    for key in (None, 1):
+        with pytest.raises(KeyError):
+            tlaot.load("pk_keys")[key]  # type: ignore[index]

@@ -47,7 +47,14 @@ class Session:
         self.stages: list[str] = []
         monkeypatch.setattr(measurer, "load_function", lambda path, digest: self.kernel)
 
-    def ask(self, kernel: Callable[..., Any], params: tuple[Param, ...], out_idx: tuple[int, ...], op: str = "check", **rest: Any) -> Mapping[str, Any]:
+    def ask(
+        self,
+        kernel: Callable[..., Any],
+        params: tuple[Param, ...],
+        out_idx: tuple[int, ...],
+        op: str = "check",
+        **rest: Any,
+    ) -> Mapping[str, Any]:
         """Answer a request about a kernel; functions among ``rest`` are named in the request."""
         self.kernel, self.stages = kernel, []
         request: dict[str, Any] = {
@@ -296,7 +303,9 @@ def test_captured_tensors_with_or_without_the_outputs(session: Session, tmp_path
     assert "takes 2 (A, B), or 3 with its outputs (A, B, C), got 1" in message
     message = session.refuses(add, (A, B, C), (2,), inputs_file=write_tensors((a, b.T), tmp_path), key="4")
     assert "tensor B has shape (3, 4)" in message
-    message = session.refuses(add, (A, B, C), (2,), inputs_file=write_tensors((a, b.astype(np.int8)), tmp_path), key="5")
+    message = session.refuses(
+        add, (A, B, C), (2,), inputs_file=write_tensors((a, b.astype(np.int8)), tmp_path), key="5"
+    )
     assert "B has dtype int8, the kernel takes float32" in message
 
 
@@ -307,7 +316,10 @@ def test_scalars_and_symbolic_sizes_come_from_what_is_given(session: Session, tm
         assert isinstance(s, float) and len(c) == 5
         c[...] = a * s
 
-    rest = {"inputs_file": write_tensors((np.arange(5, dtype=np.float32), 2.5), tmp_path), "reference": lambda a, s: a * s}
+    rest = {
+        "inputs_file": write_tensors((np.arange(5, dtype=np.float32), 2.5), tmp_path),
+        "reference": lambda a, s: a * s,
+    }
     assert session.ask(scale, params, (2,), **rest)
     assert "static shape, but got m" in session.refuses(scale, params, (2,), key="2")
     assert "scalar input parameter 's'" in session.refuses(scale, (A, S, C), (2,), key="3")
@@ -457,13 +469,17 @@ def test_in_a_child_with_a_shared_library(tmp_path: Path, kind: str) -> None:
         "inputs_file": write_tensors(given, tmp_path), "rtol": None, "atol": None, "max_mismatched_ratio": 0.0, "profile": PROFILE, "where": "k",
         "candidate": {"path": str(path), "digest": {"sha256": digest_of(content).sha256, "size": len(content)}}, "deterministic": True,
     }  # fmt: skip
-    child = Child("tlaot.tune.measurer", ["cpu"], [str(tmp_path), *filter(None, sys.path)], tmp_path / "log", dict(os.environ))
+    child = Child(
+        "tlaot.tune.measurer", ["cpu"], [str(tmp_path), *filter(None, sys.path)], tmp_path / "log", dict(os.environ)
+    )
     try:
         answers = {
             name: child.request({**request, "key": name, "reference": f"authors:{name}"}, 60)
             for name in ("right", "judge", "wrong", "broken")
         }
-        assert child.request({**request, "op": "prepare", "key": "right", "reference": "authors:right"}, 60) == {"prepared": True}
+        assert child.request({**request, "op": "prepare", "key": "right", "reference": "authors:right"}, 60) == {
+            "prepared": True
+        }
     finally:
         child.kill()
     for name in ("right", "judge"):

@@ -12,12 +12,19 @@ import pyproject_hooks
 import pytest
 from conftest import Environment, clean_environ, copy_project
 
-pytest.importorskip("tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does")
+pytest.importorskip(
+    "tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does"
+)
 pytest.importorskip("tvm", reason="the consumers' kernels are lowered by apache-tvm")
 
 pytestmark = pytest.mark.slow
 
-CONSUMERS = {"flat_plugin": "flat_kernels", "setup_py": "setup_kernels", "src_backend": "src_kernels", "mixed": "mixed_kernels"}
+CONSUMERS = {
+    "flat_plugin": "flat_kernels",
+    "setup_py": "setup_kernels",
+    "src_backend": "src_kernels",
+    "mixed": "mixed_kernels",
+}
 
 CALL = """
 import sys
@@ -41,7 +48,9 @@ print("ok")
 
 def pip_wheel(project: Path, out: Path, *options: str) -> Path:
     command = [sys.executable, "-m", "pip", "wheel", str(project), "--no-deps", "--wheel-dir", str(out), *options]
-    done = subprocess.run(command, cwd=project.parent, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, cwd=project.parent, env=clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, done.stdout
     (wheel,) = out.glob("*.whl")
     return wheel
@@ -69,7 +78,9 @@ def test_two_builds_from_the_same_records_give_the_same_bytes(tmp_path: Path) ->
     assert first.read_bytes() == second.read_bytes()
 
 
-def test_isolated_build_gets_what_the_targets_need(tlaot_wheel: Path, clean_environment: Environment, tmp_path: Path) -> None:
+def test_isolated_build_gets_what_the_targets_need(
+    tlaot_wheel: Path, clean_environment: Environment, tmp_path: Path
+) -> None:
     """pip makes an environment with setuptools and tlaot, asks the backend, and adds apache-tvm."""
     project = copy_project("src_backend", tmp_path / "project")
     wheel = pip_wheel(project, tmp_path / "out", "--find-links", str(tlaot_wheel.parent))

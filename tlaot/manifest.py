@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,6 +207,8 @@ def verify_file(path: Path, expected: FileDigest) -> None:
         PackageError: The file is missing or its content is not what was packaged.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise PackageError(str(path), "a packaged file is no regular file any more", _REBUILD)
         data = path.read_bytes()
     except OSError as error:
         raise PackageError(str(path), f"a packaged file cannot be read ({error.strerror})", _REBUILD) from None

@@ -15,6 +15,8 @@ def test_every_number_is_covered() -> None:
         for name in re.findall(r"^def test_((?:\d{3}_)+)", file.read_text(encoding="utf-8"), re.MULTILINE)
     ]
     tested = {int(number) for name in names for number in name.split("_") if number}
-    excused = {int(n) for n in re.findall(r"^\| (\d+) \|", (HERE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)}
+    excused = {
+        int(n) for n in re.findall(r"^\| (\d+) \|", (HERE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    }
     assert not tested & excused
     assert tested | excused == set(range(1, 78))

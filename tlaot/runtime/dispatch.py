@@ -146,6 +146,9 @@ def _mismatches(
     yield from _target_mismatches(_target(variant.target), place)
     for name, value in factory_args.items():
         # True == 1 in Python, yet they are different workloads.
+        if name not in variant.shape or not isinstance(value, (bool, int, float, str, type(None))):
+            yield "factory", f"has no factory argument {name} of this kind"
+            continue
         if variant.shape.get(name) != value or isinstance(variant.shape.get(name), bool) != isinstance(value, bool):
             yield "factory", f"{name} is {variant.shape.get(name)!r}, asked for {value!r}"
     given = given_params(variant, len(arguments))

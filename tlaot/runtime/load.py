@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import CallError, LoadError, PackageError
-from ..manifest import FileDigest, Manifest, Variant, read_manifest, verify_file
+from ..manifest import MANIFEST_NAME, FileDigest, Manifest, Variant, read_manifest, verify_file
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, parse_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
 from .device import cuda_capability
@@ -43,8 +43,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 def load(package: str) -> Kernels:
     """The kernels that were packaged in an installed package.
 
-    Reads one JSON file. The package is not imported, no device is touched and no binary is loaded until
-    a kernel is called.
+    Reads one JSON file and imports tvm_ffi. The package is not imported, no device is touched and no binary is loaded
+    until a kernel is called.
 
     Args:
         package: Import name of the package that embeds the kernels.
@@ -53,6 +53,10 @@ def load(package: str) -> Kernels:
         PackageError: The package is not installed, has no kernels, or its manifest is damaged or of a newer format.
         LoadError: The package is inside a zip archive.
     """
+    # Imported here, not at the first call: a fork while some thread's first call imports it would leave the child waiting for
+    # a lock of the import system whose holder does not exist there.
+    import tvm_ffi  # noqa: F401
+
     path = find_manifest(package)
     return open_manifest(read_manifest(path), path.parent)
 
@@ -60,6 +64,11 @@ def load(package: str) -> Kernels:
 def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
     """The kernels of a manifest whose files are under a folder."""
     return Kernels(manifest, Path(folder))
+
+
+def _reopen(folder: Path, name: str | None = None) -> Any:
+    kernels = open_manifest(read_manifest(folder / MANIFEST_NAME), folder)
+    return kernels if name is None else kernels[name]
 
 
 def load_function(path: Path, expected: FileDigest) -> Callable[..., Any]:
@@ -85,6 +94,10 @@ class Kernels:
         }
         # As plain attributes: __getattr__ costs half a microsecond a call.
         vars(self).update({name: k for name, k in self._kernels.items() if not hasattr(type(self), name)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, in this process or another, finds the package where it was; loaded libraries do not travel.
+        return _reopen, (self._folder,)
 
     def __getattr__(self, name: str) -> Kernel:
         # Called for names that are not attributes; looking them up in a half-made object must not recurse.
@@ -115,7 +128,7 @@ class Kernels:
         return f"<tlaot.Kernels of {self._manifest.package}: {', '.join(self._kernels) or 'none'}>"
 
     def _unknown(self, name: str) -> str:
-        if name.startswith("__"):
+        if str(name).startswith("__"):
             return name
         from difflib import get_close_matches
 
@@ -157,6 +170,7 @@ class Kernel:
             DispatchError: No packaged variant fits; the message says why for each.
             PackageError: The variant's file is missing or damaged.
             LoadError: The variant's file or the device cannot be used on this machine.
+            ValueError, TypeError: The binary's own checks refuse an argument: strides, alignment of its address.
         """
         probes = self._probes
         key: Any = [probes[type(x)](x) for x in args]
@@ -173,6 +187,9 @@ class Kernel:
             # Refused by the FFI or by the kernel's own checks, or raised above them: say it in our words if we can.
             self._pick(describe(self._where, args, self._strides), factory_args)
             raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (self._folder, self.name)
 
     def resolve(self, *args: Any, **factory_args: Any) -> Variant:
         """The variant that a call with these arguments runs; raises what the call would."""
@@ -266,7 +283,7 @@ def _load_module(path: Path, expected: FileDigest) -> Any:
         )
     try:
         return tvm_ffi.load_module(path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a path that is no UTF-8
         raise LoadError(
             str(path),
             f"cannot be loaded ({str(error).strip().splitlines()[-1]})",

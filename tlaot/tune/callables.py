@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +14,10 @@ from ..errors import SpecError
 from .parcel import PREFIX, open_parcel
 
 __all__ = ["call_with_known", "expand_configs", "expand_shapes", "resolve"]
+
+
+# More is a generator that does not end, or a space that nobody waits for.
+_MOST_ITEMS = 100_000
 
 
 def resolve(name: str, where: str) -> Any:
@@ -85,7 +91,7 @@ def _dicts(source: str | list[Mapping[str, Any]], arguments: Mapping[str, Any], 
                 found = call_with_known(found, arguments)
                 if isinstance(found, Mapping):
                     found = [found]
-                items = list(found)
+                items = list(itertools.islice(found, _MOST_ITEMS + 1))
             except Exception as error:
                 raise SpecError(
                     where, f"{source} raised {type(error).__name__}: {error}", "Mend the function."
@@ -105,4 +111,44 @@ def _dicts(source: str | list[Mapping[str, Any]], arguments: Mapping[str, Any], 
             f"{source if isinstance(source, str) else 'the list'} gives nothing for {dict(arguments)}",
             "Give at least one item.",
         )
-    return [dict(item) for item in items]
+    if len(items) > _MOST_ITEMS:
+        raise SpecError(
+            where, f"{source} gives more than {_MOST_ITEMS} items", "Narrow the space; does the generator end?"
+        )
+    unique: list[dict[str, Any]] = []
+    for item in items:
+        plain = {_key(key, where): _plain(value, f"{where} {key}") for key, value in item.items()}
+        if plain not in unique:
+            unique.append(plain)
+    return unique
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise SpecError(where, f"a key is not a string, got {key!r}", "Keys are names of the factory's arguments.")
+    return key
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value as JSON has it: numpy's numbers are taken for Python's, tuples for lists.
+
+    Raises:
+        SpecError: It is something else, or a number that is not finite: a package records what it was tuned with.
+    """
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, Mapping):
+        return {_key(key, where): _plain(item, where) for key, item in value.items()}
+    if not isinstance(value, (bool, int, float, str, type(None))) and callable(getattr(value, "item", None)):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SpecError(where, f"is not a finite number, got {value!r}", "Leave it out, or give a number.")
+    if isinstance(value, str) and not value.isprintable() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise SpecError(where, f"is not valid text, got {value!r}", "Correct it.")
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise SpecError(
+            where,
+            f"is not a number, bool, string or list of such, got {value!r}",
+            "Pass a name, and look the object up in the factory.",
+        )
+    return value

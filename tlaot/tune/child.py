@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -221,7 +221,8 @@ def _spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     with _starter_lock:
         if _starter is None:
             _starter = ThreadPoolExecutor(1, thread_name_prefix="tlaot-start")
-    return _starter.submit(subprocess.Popen, command, **options).result()
+    started: Future[subprocess.Popen[bytes]] = _starter.submit(lambda: subprocess.Popen(command, **options))
+    return started.result()
 
 
 def _forget_starter() -> None:

@@ -156,9 +156,13 @@ def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | 
     answer = child.request(request, kernel.profile.compile_timeout)
     if isinstance(answer, Failed):
         return answer
+    try:
+        library = (folder / EXECUTABLE).read_bytes()
+    except OSError as error:
+        return Failed("link", f"the worker answered, but {EXECUTABLE} cannot be read ({error.strerror})")
     return Built(
         folder=folder,
-        digest=digest_of((folder / EXECUTABLE).read_bytes()),
+        digest=digest_of(library),
         params=tuple(param_from_json(param) for param in answer["params"]),
         out_idx=tuple(answer["out_idx"]),
         frontend=answer["frontend"],

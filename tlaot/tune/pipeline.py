@@ -23,6 +23,7 @@ from .journal import Journal
 from .machine import Machine, inspect_machine
 from .measure import Measured, measure_workload, merge_results
 from .package import Winner, write_package
+from .place import hold_project, work_folder
 from .plan import Candidate, Workload
 from .record import digest_sources, latency_of, load_record, make_record, record_key, save_record
 from .select import default_timing, select_winner
@@ -100,7 +101,8 @@ def build_package(
 
 @contextmanager
 def _open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[str], None]) -> Iterator[Site]:
-    base = _work_folder(spec.path.parent)
+    hold_project(spec.path.parent, log)
+    base = work_folder(spec.path.parent)
     scratch = Path(tempfile.mkdtemp(dir=base, prefix="run-"))
     search_path = tuple(dict.fromkeys([str(source_root), *(entry for entry in sys.path if entry)]))
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -114,17 +116,6 @@ def _open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[
         yield Site(workshop, machine, base / "records", sources, journal, settings)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _work_folder(project: Path) -> Path:
-    """``build/tlaot`` of the project; a temporary folder where the project cannot be written."""
-    folder = project / "build" / "tlaot"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="tlaot-"))
 
 
 def _modules(kernel: KernelSpec) -> list[str]:

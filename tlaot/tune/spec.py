@@ -8,6 +8,7 @@ process that may import the author's code.
 from __future__ import annotations
 
 import itertools
+import keyword
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -233,8 +234,10 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
         where += f" ({table['name']})"
     keys = fold(table, _KERNEL_KEYS, where)
     name = required(keys, "name", str, where)
-    if not _NAME.fullmatch(name):
-        raise SpecError(f"{where} name", f"is not a Python name, got {name!r}", "Users call it as kernels.<name>(...).")
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("_"):
+        raise SpecError(
+            f"{where} name", f"is not a public Python name, got {name!r}", "Users call it as kernels.<name>(...)."
+        )
     frontend = required(keys, "frontend", str, where)
     if frontend not in FRONTEND_TARGETS:
         raise SpecError(
@@ -252,6 +255,8 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
         )
     ratio = number(keys, "max_mismatched_ratio", where, 0.01)
     assert ratio is not None
+    if ratio > 1:
+        raise SpecError(f"{where} max_mismatched_ratio", f"is a share of 0 to 1, got {ratio:g}", "Write 0.01 for 1 %.")
     return KernelSpec(
         name=name,
         frontend=frontend,
@@ -395,7 +400,9 @@ def _read_supply(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     ranges = optional(keys, "ranges", dict, where, {})
     for name, bounds in ranges.items():
         if not (isinstance(bounds, list) and len(bounds) == 2 and all(type(b) is int for b in bounds)):
-            raise SpecError(f"{where} ranges {name}", f"is not two integers, got {bounds!r}", "Write index = [0, 1024].")
+            raise SpecError(
+                f"{where} ranges {name}", f"is not two integers, got {bounds!r}", "Write index = [0, 1024]."
+            )
     seed = keys.get("seed", 0)
     if type(seed) is not int:
         raise SpecError(f"{where} seed", f"is not an integer, got {seed!r}", "Correct the value.")

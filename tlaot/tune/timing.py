@@ -125,7 +125,9 @@ def _profiled(torch: Any, call: Callable[[], Any], flush: Any, count: int) -> li
             body()
             torch.cuda.synchronize()
         cuda = torch.autograd.DeviceType.CUDA
-        return [(event.name, event.time_range.elapsed_us() / 1e3) for event in profile.events() if event.device_type == cuda]
+        return [
+            (event.name, event.time_range.elapsed_us() / 1e3) for event in profile.events() if event.device_type == cuda
+        ]
 
     def repeat() -> None:
         for _ in range(count):

@@ -81,6 +81,10 @@ class Worker:
         announce("lower")
         out_idx = request["out_idx"]
         lowered = frontend.lower(factory, shape, config, target, request["pass_configs"], out_idx)
+        names = [lowered.params[index].name for index in lowered.out_idx]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise TypeError(f"out_idx names the parameter {sorted(twice)[0]} twice")
         scratch, out = Path(request["scratch"]), Path(request["out"])
         cubin = None
         if lowered.device_source is not None:
