@@ -140,3 +140,11 @@ def test_runs_as_a_module_and_imports_nothing_heavy(folder: Path) -> None:
     assert done.returncode == 0
     assert "inspect" in done.stdout
     assert "verify" in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import tlaot
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"tlaot {tlaot.__version__}\n"

@@ -193,6 +193,13 @@ def test_a_spec_becomes_kernels_that_run(project: Project) -> None:
     assert not list((project.folder / "build" / "tlaot").glob("run-*")), "intermediate files stayed behind"
 
 
+def test_a_package_may_load_its_kernels_when_it_is_imported(project: Project) -> None:
+    """The build imports the package before there are any."""
+    (project.folder / "tinypkg" / "__init__.py").write_text('import tlaot\nkernels = tlaot.load("tinypkg")\n')
+    project.write(with_modes("right"))
+    assert read_manifest(project.build() / "manifest.json").kernels["scale"].variants
+
+
 def test_the_same_records_give_the_same_bytes_anywhere(
     project: Project, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

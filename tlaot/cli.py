@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from . import __version__
 from .errors import PackageError, TlaotError
 from .manifest import FOLDER, MANIFEST_NAME, Manifest, Variant, digest_of, loads
 from .runtime.dispatch import describe_params
@@ -115,6 +116,7 @@ def _read_member(wheel: zipfile.ZipFile, folder: str, name: str) -> bytes:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tlaot", description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--version", action="version", version=f"tlaot {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     inspect = commands.add_parser("inspect", help="list the packaged kernels, their variants and what was measured")
     inspect.add_argument("what", metavar="PACKAGE|WHEEL")

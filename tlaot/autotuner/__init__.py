@@ -15,6 +15,7 @@ from .args import CompileArgs, ProfileArgs, TensorSupplyType
 from .cache import clear_cache, list_cache
 from .decorator import AutotunedFactory, autotune
 from .inputs import get_autotune_inputs, set_autotune_inputs
+from .request import RunArgs
 from .result import AutotuneResult, TunedKernel
 from .tuner import AutoTuner, par_compile
 
@@ -24,6 +25,7 @@ __all__ = [
     "AutotunedFactory",
     "CompileArgs",
     "ProfileArgs",
+    "RunArgs",
     "TensorSupplyType",
     "TunedKernel",
     "autotune",

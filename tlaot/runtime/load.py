@@ -25,6 +25,10 @@ _CPU_LEVEL = "tlaot_cpu_level"
 # A server that sees ever new sizes must not grow without bound; describing a call again is cheap.
 _MOST_CALLERS = 4096
 
+# Set in the processes of a build: they import the author's package before it has kernels, and a package that loads them
+# when it is imported must not fail there.
+building = False
+
 _loading = threading.RLock()
 
 # Content of each file that was given to the dynamic linker; libraries are never unloaded.
@@ -57,7 +61,12 @@ def load(package: str) -> Kernels:
     # a lock of the import system whose holder does not exist there.
     import tvm_ffi  # noqa: F401
 
-    path = find_manifest(package)
+    try:
+        path = find_manifest(package)
+    except PackageError:
+        if not building:
+            raise
+        return Kernels(Manifest(package, {}, ""), Path())
     return open_manifest(read_manifest(path), path.parent)
 
 

@@ -23,9 +23,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ..runtime import load as runtime_load
+
 __all__ = ["Child", "Failed", "serve"]
 
 _PR_SET_PDEATHSIG = 1
+
+# The search path is set here and not by PYTHONPATH: pip's isolated environment has a sitecustomize that fails where its folders are
+# on the path already.
+_BOOT = """
+import json, runpy, sys
+first = json.loads(sys.argv.pop(1))
+sys.path[:] = first + [entry for entry in sys.path if entry and entry not in first]
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Child:
     Args:
         module: The module that calls :func:`serve`.
         arguments: Its command line.
-        search_path: What the child gets as ``PYTHONPATH``.
+        search_path: What the child's ``sys.path`` begins with; the current folder is not in it.
         log: File that takes the child's standard output and error.
         environ: The environment to start from.
     """
@@ -57,11 +68,9 @@ class Child:
     def __init__(
         self, module: str, arguments: Sequence[str], search_path: Sequence[str], log: Path, environ: Mapping[str, str]
     ) -> None:
-        self._argv = [sys.executable, "-m", module, *arguments]
+        self._argv = [sys.executable, "-c", _BOOT, json.dumps(list(search_path)), module, *arguments]
         self._environ = {
             **environ,
-            "PYTHONPATH": os.pathsep.join(search_path),
-            "PYTHONSAFEPATH": "1",  # the search path alone decides what is imported, not the current folder (see serve)
             "PYTHONUNBUFFERED": "1",
         }
         self._log = log
@@ -244,8 +253,7 @@ def serve(
         arguments: The last two are the numbers of the pipes' file descriptors.
     """
     die_with_parent()
-    if sys.version_info < (3, 11):
-        del sys.path[0]  # python -m puts the current folder first, and PYTHONSAFEPATH is not known yet
+    runtime_load.building = True
     requests = os.fdopen(int(arguments[-2]), "rb")
     answers = os.fdopen(int(arguments[-1]), "wb")
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -82,7 +82,7 @@ def measure_workload(
     else:
         with ThreadPoolExecutor(len(children)) as pool:
             list(pool.map(screen, children))
-    _time_finalists(workload, results, children[0])
+    _time_finalists(workload, results, children[0], progress)
     _refuse_nondeterministic(workload, results, children[0], progress)
     for candidate, first in twins:
         outcome = results[first]
@@ -98,7 +98,12 @@ def merge_results(
     return [outcome if isinstance(outcome, Failed) else measured[index] for index, outcome in enumerate(outcomes)]
 
 
-def _time_finalists(workload: Workload, results: dict[int, Measured | Failed], child: Child) -> None:
+def _time_finalists(
+    workload: Workload,
+    results: dict[int, Measured | Failed],
+    child: Child,
+    progress: Callable[[Candidate, Timing | Failed], None],
+) -> None:
     """Replace the timings of the fastest candidates by ones made in turns, so that drift of the machine hits all alike."""
     measured = [(index, result) for index, result in sorted(results.items()) if isinstance(result, Measured)]
     if len(measured) < 2:
@@ -119,6 +124,7 @@ def _time_finalists(workload: Workload, results: dict[int, Measured | Failed], c
         return  # the single timings stand
     for (index, result), kept in zip(finalists, answer["timings"], strict=True):
         best = min((Timing(**timing) for timing in kept), key=lambda timing: timing.latency)
+        progress(result.candidate, best)
         results[index] = Measured(result.candidate, result.built, best)
 
 
