@@ -178,7 +178,8 @@ def save_packed(packed: Packed, path: str | Path) -> bool:
             if _is_complete(target):  # another process was faster
                 return False
             _refuse_foreign(target)
-            _move_aside(target, Path(scratch, f"old{attempt}"))
+            if _move_aside(target, Path(scratch, f"old{attempt}")):
+                return False
     raise PackageError(str(target), "others keep writing broken results here", "Save it elsewhere.")
 
 
@@ -217,12 +218,20 @@ def _refuse_foreign(folder: Path) -> None:
         )
 
 
-def _move_aside(folder: Path, aside: Path) -> None:
+def _move_aside(folder: Path, aside: Path) -> bool:
+    """Take a broken folder away; whether it was no longer broken, replaced in the meantime, and is back in its place."""
     try:
         os.rename(folder, aside)
     except FileNotFoundError:
-        return
+        return False
+    if _is_complete(aside):
+        try:
+            os.rename(aside, folder)
+        except OSError:
+            return _is_complete(folder)  # and one more has been there
+        return True
     shutil.rmtree(aside, ignore_errors=True)
+    return False
 
 
 def _sync(folder: Path) -> None:

@@ -326,7 +326,7 @@ def _run(
     if not request.run_args.use_pipeline:
         outcomes = compile_candidates(candidates, frontend, workshop, compiled)
         built = [(c, item) for c, item in zip(candidates, outcomes, strict=True) if isinstance(item, Built)]
-        measured, reference = measure_workload(workload, built, children, journal.measured, factor)
+        measured, reference = measure_workload(workload, built, children, journal.measured, factor, journal.timed_again)
         return outcomes, measured, reference
     arriving: queue.SimpleQueue[tuple[Candidate, Built] | BaseException | None] = queue.SimpleQueue()
     outcomes = []
@@ -345,7 +345,9 @@ def _run(
 
     thread = threading.Thread(target=compile_all, name="tlaot-compile", daemon=True)
     thread.start()
-    measured, reference = measure_workload(workload, _until_none(arriving), children, journal.measured, factor)
+    measured, reference = measure_workload(
+        workload, _until_none(arriving), children, journal.measured, factor, journal.timed_again
+    )
     thread.join()
     return outcomes, measured, reference
 

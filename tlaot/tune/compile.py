@@ -64,7 +64,11 @@ class Workshop:
     devices: Mapping[str, Mapping[str, Any]]
 
     def worker(self, frontend: str) -> Child:
-        return Child("tlaot.tune.worker", [frontend], self.search_path, self.log, self.environ)
+        path = self.search_path
+        if frontend != "tilelang":
+            # A process that has imported TileLang has TileLang's own TVM on its path, under the name of Apache's.
+            path = tuple(entry for entry in path if "/tilelang/3rdparty/" not in f"{entry}/")
+        return Child("tlaot.tune.worker", [frontend], path, self.log, self.environ)
 
 
 def expand_kernel(

@@ -45,6 +45,9 @@ class Journal:
         else:
             self._result(f"compiled {candidate.label}: {outcome.digest.size} bytes")
 
+    def timed_again(self, candidate: Candidate, timing: Timing) -> None:
+        self.write(f"again    {candidate.label}: {timing.latency:.5g} ms +- {timing.spread:.1%}")
+
     def measured(self, candidate: Candidate, outcome: Timing | Failed) -> None:
         if isinstance(outcome, Failed):
             self._result(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}", outcome.detail)

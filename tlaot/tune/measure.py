@@ -37,6 +37,7 @@ def measure_workload(
     children: Sequence[Child],
     progress: Callable[[Candidate, Timing | Failed], None],
     early_stop_factor: float | None = None,
+    again: Callable[[Candidate, Timing], None] | None = None,
 ) -> tuple[dict[int, Measured | Failed], Timing | None]:
     """Measure the candidates of one workload.
 
@@ -45,6 +46,7 @@ def measure_workload(
         built: Its candidates that compiled; may yield them while others still compile.
         children: Measuring children, one a device, of devices of one kind.
         progress: Called with each result as it comes, from one thread a child.
+        again: Called with each timing of the second round.
         early_stop_factor: A candidate whose first few calls take more than this times the best so far is not timed further; None
             times all.
 
@@ -82,7 +84,7 @@ def measure_workload(
     else:
         with ThreadPoolExecutor(len(children)) as pool:
             list(pool.map(screen, children))
-    _time_finalists(workload, results, children[0], progress)
+    _time_finalists(workload, results, children[0], again or (lambda candidate, timing: None))
     _refuse_nondeterministic(workload, results, children[0], progress)
     for candidate, first in twins:
         outcome = results[first]
@@ -102,7 +104,7 @@ def _time_finalists(
     workload: Workload,
     results: dict[int, Measured | Failed],
     child: Child,
-    progress: Callable[[Candidate, Timing | Failed], None],
+    again: Callable[[Candidate, Timing], None],
 ) -> None:
     """Replace the timings of the fastest candidates by ones made in turns, so that drift of the machine hits all alike."""
     measured = [(index, result) for index, result in sorted(results.items()) if isinstance(result, Measured)]
@@ -124,7 +126,7 @@ def _time_finalists(
         return  # the single timings stand
     for (index, result), kept in zip(finalists, answer["timings"], strict=True):
         best = min((Timing(**timing) for timing in kept), key=lambda timing: timing.latency)
-        progress(result.candidate, best)
+        again(result.candidate, best)
         results[index] = Measured(result.candidate, result.built, best)
 
 

@@ -271,7 +271,9 @@ def _measure_and_select(
     site: Site,
 ) -> Winner:
     built = [(c, outcome) for c, outcome in zip(candidates, outcomes, strict=True) if isinstance(outcome, Built)]
-    measured, reference = measure_workload(workload, built, [child], site.journal.measured)
+    measured, reference = measure_workload(
+        workload, built, [child], site.journal.measured, again=site.journal.timed_again
+    )
     results = merge_results(outcomes, measured)
     try:
         winner = select_winner(workload, results)
