@@ -274,7 +274,10 @@ def test_a_hang_is_killed_and_costs_one_candidate(project: Project, mode: str) -
 
 
 def test_none_left_lists_every_reason_by_count(project: Project) -> None:
-    project.write(with_modes("wrong", "raise", "nonsense", "killed").replace('"raise"', '"raise", "raise"'))
+    modes = ('mode = "wrong"', 'mode = "raise"', 'mode = "raise", tile = 2', 'mode = "nonsense"', 'mode = "killed"')
+    configs = ", ".join(f"{{ {mode} }}" for mode in modes)
+    lines = [line for line in with_modes("right").splitlines() if not line.startswith("space")]
+    project.write("\n".join([*lines, f"configs = [{configs}]"]))
     with pytest.raises(TuningError) as caught:
         project.build()
     message = str(caught.value)
