@@ -1,0 +1,78 @@
+"""The TVM frontend, in its worker: CPU kernels on any array that numpy makes, CUDA without a GPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from typing import Any
+
+import pytest
+
+from tlaot import CompileArgs, par_compile
+from tlaot.errors import BuildError
+
+np = pytest.importorskip("numpy")
+
+
+def _has_tvm() -> bool:
+    try:
+        importlib.metadata.version("apache-tvm")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not _has_tvm(), reason="needs apache-tvm")
+
+
+def plus_one(N: int, threads: int = 128, lanes: int = 8, gpu: bool = False) -> Any:
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    a = te.placeholder((N,), "float32", name="A")
+    b = te.compute((N,), lambda i: a[i] + 1.0, name="B")
+    schedule = Schedule(te.create_prim_func([a, b]))
+    (i,) = schedule.get_loops(schedule.get_sblock("B"))
+    outer, middle, inner = schedule.split(i, [None, threads, lanes])
+    schedule.vectorize(inner)
+    if gpu:
+        schedule.bind(outer, "blockIdx.x")
+        schedule.bind(middle, "threadIdx.x")
+    else:
+        schedule.parallel(outer)
+    return schedule
+
+
+def compiled(target: str, **config: Any) -> Any:
+    (kernel,) = par_compile(
+        plus_one, [{"N": 4096, **config}], compile_args=CompileArgs(target=target, out_idx=[-1]), frontend="tvm"
+    )
+    return kernel
+
+
+def test_vectorized_code_takes_arrays_at_any_address_of_an_element() -> None:
+    """TVM's own default of 64 bytes makes LLVM use aligned moves, which crash on most of numpy's arrays."""
+    kernel = compiled("llvm")
+    assert [(param.name, param.align, param.written) for param in kernel.packed.variant.params] == [
+        ("A", 4, False),
+        ("B", 4, True),
+    ]
+    memory = np.arange(4096 + 17, dtype=np.float32)
+    for offset in range(17):
+        a = memory[offset : offset + 4096]
+        assert (kernel(a) == a + 1).all()
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_cuda_is_compiled_and_linked_without_a_gpu(arch: str) -> None:
+    kernel = compiled(f"cuda:{arch}", lanes=4, gpu=True)
+    assert kernel.target.arch == arch
+    # float4 accesses: a view that starts between them must be refused before the launch
+    assert [param.align for param in kernel.packed.variant.params] == [16, 16]
+    assert "__global__" in kernel.get_kernel_source()
+
+
+def test_a_config_that_the_factory_does_not_take() -> None:
+    with pytest.raises((BuildError, ValueError), match="tiles"):
+        compiled("llvm", tiles=3)
