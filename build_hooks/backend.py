@@ -77,7 +77,7 @@ def _hook(config_settings: ConfigSettings) -> Iterator[Settings]:
 
 
 def _read_spec() -> Spec:
-    from ..tune.spec import find_spec, read_spec
+    from ..tune.spec_file import find_spec, read_spec
 
     path = find_spec(Path.cwd())
     if path is None:

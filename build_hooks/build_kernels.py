@@ -104,7 +104,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         self.announce(text, logging.INFO)
 
     def _spec_path(self) -> Path:
-        from ..tune.spec import find_spec
+        from ..tune.spec_file import find_spec
 
         try:
             path = find_spec(Path.cwd())
@@ -115,7 +115,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         return path
 
     def _read_spec(self) -> Spec:
-        from ..tune.spec import read_spec
+        from ..tune.spec_file import read_spec
 
         try:
             return read_spec(self._spec_path())

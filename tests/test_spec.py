@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from tlaot.errors import SpecError
-from tlaot.tune.spec import Spec, find_spec, multiply_out, read_spec
+from tlaot.tune.spec import Budget, KernelSpec, Profile, Spec
+from tlaot.tune.spec_file import find_spec, multiply_out, read_spec
 
 HEAD = """
 [tlaot]
@@ -38,6 +40,8 @@ def test_defaults(tmp_path: Path) -> None:
     assert kernel.configs == ({},)
     assert kernel.check and kernel.out_idx is None
     assert kernel.profile.backend == "auto"
+    assert (kernel.profile.decide_budget, kernel.profile.quiet_timeout) == (2.0, 30.0)
+    assert (kernel.search, kernel.budget) == ("auto", Budget(trials=None, seconds=None))
 
 
 def test_the_repository_s_own_spec_is_valid() -> None:
@@ -47,6 +51,17 @@ def test_the_repository_s_own_spec_is_valid() -> None:
     spec = read_spec(root)
     assert {kernel.name for kernel in spec.kernels} == {"matmul", "softmax", "rms_norm"}
     assert "llvm:x86-64-v3" in spec.targets
+
+
+def test_the_repository_s_own_spec_shows_every_key() -> None:
+    root = Path(__file__).resolve().parents[1] / "tltune.toml"
+    if not root.is_file():
+        pytest.skip("the tests run without the repository around them")
+    text = root.read_text(encoding="utf-8")
+    names = {field.name for kind in (KernelSpec, Profile, Budget) for field in dataclasses.fields(kind)}
+    names -= {"where", "inputs_style", "inputs_file", "compile_flags"}  # said from Python only
+    lacking = {name for name in names if f"{name.replace('_', '-')} = " not in text}
+    assert not lacking
 
 
 def test_a_default_target_list_gives_each_frontend_what_it_builds(tmp_path: Path) -> None:
@@ -76,6 +91,15 @@ def test_two_entries_of_one_name_may_differ_in_target(tmp_path: Path) -> None:
     cpu = KERNEL + 'targets = ["llvm"]\n'
     gpu = KERNEL.replace('"tvm"', '"tilelang"')
     assert len(read(tmp_path, HEAD + cpu + gpu).kernels) == 2
+
+
+def test_search_budget_and_what_deciding_may_take(tmp_path: Path) -> None:
+    extra = 'search = "guided"\nbudget = { trials = 200 }\nprofile = { decide-budget = 0, quiet-timeout = 1.5 }\n'
+    (kernel,) = read(tmp_path, HEAD + KERNEL + extra).kernels
+    assert (kernel.search, kernel.budget) == ("guided", Budget(trials=200))
+    assert (kernel.profile.decide_budget, kernel.profile.quiet_timeout) == (0.0, 1.5)
+    (kernel,) = read(tmp_path, HEAD + KERNEL + "budget = { seconds = 600, trials = 1 }\n").kernels
+    assert kernel.budget == Budget(trials=1, seconds=600.0)
 
 
 WRONG = [
@@ -112,6 +136,20 @@ WRONG = [
     (HEAD + KERNEL + "profile = { warm = 1 }\n", "unknown key 'warm'", "profile"),
     (HEAD + KERNEL + 'profile = { backend = "cupit" }\n', "unknown backend", "profile"),
     (HEAD + KERNEL + "profile = { timeout = 0 }\n", "above zero", "profile timeout"),
+    (HEAD + KERNEL + "profile = { decide_bugdet = 1 }\n", "did you mean 'decide_budget'", "profile"),
+    (HEAD + KERNEL + "profile = { decide-budget = -1 }\n", "of zero or more", "profile decide_budget"),
+    (HEAD + KERNEL + "profile = { quiet-timeout = inf }\n", "of zero or more", "profile quiet_timeout"),
+    (HEAD + KERNEL + 'search = "optima"\n', "unknown search 'optima', did you mean 'optuna'?", "(add) search"),
+    (HEAD + KERNEL + "search = true\n", "is not a string", "(add) search"),
+    (HEAD + KERNEL + "budget = 200\n", "is not a table", "(add) budget"),
+    (HEAD + KERNEL + "budget = {}\n", "limits nothing", "(add) budget"),
+    (HEAD + KERNEL + "budget = { trails = 2 }\n", "did you mean 'trials'", "(add) budget"),
+    (HEAD + KERNEL + "budget = { trials = 0 }\n", "whole number of one or more", "(add) budget trials"),
+    (HEAD + KERNEL + "budget = { trials = 1.5 }\n", "whole number of one or more", "(add) budget trials"),
+    (HEAD + KERNEL + "budget = { trials = true }\n", "whole number of one or more", "(add) budget trials"),
+    (HEAD + KERNEL + "budget = { seconds = 0 }\n", "above zero", "(add) budget seconds"),
+    (HEAD + KERNEL + "budget = { seconds = nan }\n", "of zero or more", "(add) budget seconds"),
+    (HEAD + KERNEL + 'budget = { seconds = "ten" }\n', "is not a number", "(add) budget seconds"),
     (HEAD + KERNEL + 'supply = { type = "norml" }\n', "did you mean 'normal'", "(add) supply"),
     (HEAD + KERNEL + "supply = { ranges = { A = [1] } }\n", "is not two integers", "(add) supply ranges A"),
     (HEAD + KERNEL + "supply = { seed = 1.5 }\n", "is not an integer", "(add) supply seed"),

@@ -27,7 +27,8 @@ from .place import hold_project, work_folder
 from .plan import Candidate, Workload
 from .record import digest_sources, latency_of, load_record, make_record, record_key, save_record
 from .select import default_timing, select_winner
-from .spec import KernelSpec, Spec, read_spec
+from .spec import KernelSpec, Spec
+from .spec_file import read_spec
 from .timing import Timing
 from .toolchain import Toolchain, find_toolchain
 

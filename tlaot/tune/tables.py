@@ -18,6 +18,7 @@ __all__ = [
     "fold",
     "nearest",
     "number",
+    "one_of",
     "optional",
     "refuse_unknown",
     "required",
@@ -63,6 +64,14 @@ def required(keys: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
 
 def optional(keys: Mapping[str, Any], key: str, kind: type, where: str, default: Any) -> Any:
     return typed(keys[key], key, kind, where) if key in keys else default
+
+
+def one_of(value: str, key: str, known: Sequence[str], where: str) -> str:
+    if value not in known:
+        raise SpecError(
+            f"{where} {key}", f"unknown {key} {value!r}{nearest(value, known)}", f"Known: {', '.join(known)}."
+        )
+    return value
 
 
 def typed(value: Any, key: str, kind: type, where: str) -> Any:
