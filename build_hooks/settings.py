@@ -6,13 +6,12 @@ Both channels have the same keys. ``-C`` wins, since it was typed for this one b
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
 
-from ..errors import SpecError
+from ..errors import SpecError, did_you_mean
 
 __all__ = ["CONFIG_SETTINGS", "ConfigSettings", "Settings", "read_settings", "show_settings"]
 
@@ -114,9 +113,7 @@ def show_settings(settings: Settings) -> str:
 
 def _unknown(where: str, name: str, known: Iterable[str]) -> SpecError:
     known = tuple(known)
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"Did you mean {nearest[0]}? " if nearest else ""
-    return SpecError(where, "tlaot knows no such setting", f"{hint}Known: {', '.join(known)}.")
+    return SpecError(where, f"tlaot knows no such setting{did_you_mean(name, known)}", f"Known: {', '.join(known)}.")
 
 
 def _join(where: str, value: str | list[str] | None, *, several: bool) -> str:

@@ -66,10 +66,10 @@ def test_settings_are_shown_on_one_line() -> None:
 @pytest.mark.parametrize(
     ("config", "environ", "message"),
     [
-        ({"tunee": "off"}, {}, r"-C tunee: .*\nDid you mean tune\?"),
-        ({"--glbal-option": "x"}, {}, r"Did you mean --global-option\?"),
+        ({"tunee": "off"}, {}, r"-C tunee: .*, did you mean 'tune'\?\nKnown: "),
+        ({"--glbal-option": "x"}, {}, r"did you mean '--global-option'\?"),
         ({"zzz": "1"}, {}, r"-C zzz: tlaot knows no such setting\nKnown: tune, targets"),
-        ({}, {"TLAOT_TARGTES": "llvm"}, r"environment variable TLAOT_TARGTES: .*\nDid you mean TLAOT_TARGETS\?"),
+        ({}, {"TLAOT_TARGTES": "llvm"}, r"environment variable TLAOT_TARGTES: .*, did you mean 'TLAOT_TARGETS'\?"),
         ({"tune": "maybe"}, {}, r"-C tune: expected on, off, force, got 'maybe'"),
         ({}, {"TLAOT_TUNE": "1"}, r"TLAOT_TUNE: expected on, off, force, got '1'"),
         ({"jobs": "0"}, {}, r"-C jobs: expected a whole number of at least 1, got '0'"),
@@ -464,7 +464,7 @@ def test_unknown_variable_is_refused_by_both_ways(backend: str, binary: Path, tm
     done = call_hook(project, backend, "build_wheel", binary, tmp_path / "out", environ={"TLAOT_TARGTES": "llvm"})
     assert done.code == 1
     assert (
-        "error: environment variable TLAOT_TARGTES: tlaot knows no such setting\nDid you mean TLAOT_TARGETS?"
+        "error: environment variable TLAOT_TARGTES: tlaot knows no such setting, did you mean 'TLAOT_TARGETS'?\nKnown: "
         in done.output
     )
     assert "Traceback" not in done.output

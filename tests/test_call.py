@@ -159,7 +159,7 @@ def test_factory_arguments_choose(tmp_path: Path) -> None:
     for _ in range(3):
         assert k(x, causal=0).sum() == 4
         assert k(x, causal=1).sum() == 44
-    with pytest.raises(CallError, match="Did you mean causal"):
+    with pytest.raises(CallError, match="did you mean 'causal'"):
         k(x, casual=1)
     with pytest.raises(CallError, match="differ in causal"):
         k(x)

@@ -47,9 +47,9 @@ def test_overrides() -> None:
 @pytest.mark.parametrize(
     ("target", "overrides", "text"),
     [
-        ("cuda:sm_90a", {"sm_cuont": 78}, "unknown key sm-cuont\nDid you mean sm-count?"),
-        ("cuda:sm_90a", {"colour": 78}, "unknown key colour\nKeys: name, sm-count"),
-        ("cuda:sm_90a", {"capability": 9}, "unknown key capability"),
+        ("cuda:sm_90a", {"sm_cuont": 78}, "unknown key 'sm-cuont', did you mean 'sm-count'?"),
+        ("cuda:sm_90a", {"colour": 78}, "unknown key 'colour'\nKnown keys: name, sm-count"),
+        ("cuda:sm_90a", {"capability": 9}, "unknown key 'capability'"),
         ("cuda:sm_90a", {"sm_count": "78"}, "sm-count is not a positive integer, got '78'"),
         ("cuda:sm_90a", {"sm_count": True}, "sm-count is not a positive integer, got True"),
         ("cuda:sm_90a", {"sm_count": 0}, "sm-count is not a positive integer, got 0"),

@@ -15,8 +15,8 @@ ALL = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c
 @pytest.mark.parametrize("kind", ALL)
 def test_message_has_place_then_fault_then_remedy(kind: type[errors.TlaotError]) -> None:
     """``<where>: <what>`` on the first line, the remedy on the next."""
-    error = kind("tltune.toml: kernel matmul", "unknown key 'shape'", "Did you mean 'shapes'?")
-    assert str(error) == "tltune.toml: kernel matmul: unknown key 'shape'\nDid you mean 'shapes'?"
+    error = kind("tltune.toml: kernel matmul", "unknown key 'shape'", "Known keys: shapes.")
+    assert str(error) == "tltune.toml: kernel matmul: unknown key 'shape'\nKnown keys: shapes."
     assert str(kind("here", "is wrong")) == "here: is wrong"
 
 
@@ -32,5 +32,14 @@ def test_every_error_is_exported_and_is_a_tlaot_error() -> None:
     """``except tlaot.TlaotError`` catches all of them, and each is reachable as ``tlaot.<name>``."""
     import tlaot
 
-    assert {c.__name__ for c in ALL} == set(errors.__all__)
-    assert all(getattr(tlaot, name) is getattr(errors, name) for name in errors.__all__)
+    assert {c.__name__ for c in ALL} == set(errors.__all__) - {"did_you_mean"}
+    assert all(getattr(tlaot, c.__name__) is c for c in ALL)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("shape", ", did you mean 'shapes'?"), ("colour", ""), ("", ""), ("configs", ", did you mean 'configs'?")],
+)
+def test_did_you_mean(word: str, hint: str) -> None:
+    """The nearest of the known names, where one is near; any iterable of names will do."""
+    assert errors.did_you_mean(word, iter(["shapes", "configs"])) == hint

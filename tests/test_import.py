@@ -35,6 +35,16 @@ def test_import_tlaot_imports_nothing_else() -> None:
     assert not HEAVY & set(out)
 
 
+def test_what_suggests_names_is_imported_when_a_name_is_wrong() -> None:
+    code = (
+        "before = 'difflib' in sys.modules\nimport tlaot.errors, tlaot.runtime.load\nafter = 'difflib' in sys.modules\n"
+    )
+    code += "hint = tlaot.errors.did_you_mean('ad', ['add'])\nout = [before, after, 'difflib' in sys.modules]"
+    before, after, once_needed = fresh(code)
+    assert after == before
+    assert once_needed
+
+
 def test_load_imports_the_ffi_and_no_framework_of_its_own(tmp_path: Path) -> None:
     """Listing the kernels of a package imports no array framework and nothing of the build side, but what the FFI brings."""
     params = [tensor("X", 4), tensor("Y", 4, written=True)]

@@ -70,7 +70,7 @@ def test_an_unknown_kernel_is_met_with_the_nearest(package: Callable[..., Path])
     """By attribute AttributeError, by item KeyError, as Python expects of each."""
     package("pk_unknown")
     kernels = tlaot.load("pk_unknown")
-    with pytest.raises(AttributeError, match="did you mean add"):
+    with pytest.raises(AttributeError, match="did you mean 'add'"):
         _ = kernels.addd
     with pytest.raises(KeyError, match="it has add, mul"):
         _ = kernels["xyz"]

@@ -6,6 +6,8 @@ on a line of its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "BuildError",
     "CallError",
@@ -15,6 +17,7 @@ __all__ = [
     "SpecError",
     "TlaotError",
     "TuningError",
+    "did_you_mean",
 ]
 
 
@@ -63,3 +66,12 @@ class DispatchError(TlaotError, LookupError):
 
 class CallError(TlaotError, TypeError):
     """The arguments of a call are malformed, whatever was packaged."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known: ``", did you mean 'shapes'?"``, or nothing."""
+    # Imported here: users' programs import this module, and few of them misspell anything.
+    from difflib import get_close_matches
+
+    match = get_close_matches(word, list(known), n=1)
+    return f", did you mean {match[0]!r}?" if match else ""

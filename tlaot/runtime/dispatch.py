@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..errors import CallError, DispatchError
+from ..errors import CallError, DispatchError, did_you_mean
 from ..manifest import Param, Variant
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, parse_target
 
@@ -231,20 +231,15 @@ def _check_factory_names(where: str, variants: Sequence[Variant], factory_args: 
     known = sorted({name for v in variants for name in v.shape})
     if all(name in known for name in factory_args):
         return
-    from difflib import get_close_matches
-
     tensors = {p.name for v in variants for p in v.params}
     for name in factory_args:
         if name in known:
             continue
-        close = get_close_matches(name, known, 1)
         if name in tensors:
             remedy = "Tensors and scalars are passed by position; keywords name arguments of the kernel's factory."
-        elif close:
-            remedy = f"Did you mean {close[0]}?"
         else:
             remedy = f"Arguments of the factory: {', '.join(known) or 'none'}."
-        raise CallError(where, f"unknown factory argument {name!r}", remedy)
+        raise CallError(where, f"unknown factory argument {name!r}{did_you_mean(name, known)}", remedy)
 
 
 def _ambiguous(where: str, choices: Sequence[Variant]) -> CallError:

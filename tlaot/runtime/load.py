@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..errors import CallError, LoadError, PackageError
+from ..errors import CallError, LoadError, PackageError, did_you_mean
 from ..manifest import MANIFEST_NAME, FileDigest, Manifest, Variant, read_manifest, verify_file
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, parse_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
@@ -139,11 +139,8 @@ class Kernels:
     def _unknown(self, name: str) -> str:
         if str(name).startswith("__"):
             return name
-        from difflib import get_close_matches
-
-        close = get_close_matches(str(name), list(self._kernels), 1)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self._kernels) or 'none'}"
-        return f"package {self._manifest.package} has no kernel {name!r}: {hint}"
+        hint = did_you_mean(str(name), self._kernels) or f"; it has {', '.join(self._kernels) or 'none'}"
+        return f"package {self._manifest.package} has no kernel {name!r}{hint}"
 
 
 class Kernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import itertools
@@ -10,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import SpecError, did_you_mean
 from .parcel import PREFIX, open_parcel
 
 __all__ = ["call_with_known", "expand_configs", "expand_shapes", "resolve"]
@@ -48,8 +47,7 @@ def resolve(name: str, where: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except AttributeError:
-        match = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f", did you mean {match[0]!r}?" if match else ""
+        hint = did_you_mean(attribute, dir(module))
         raise SpecError(where, f"module {module_name!r} has no {attribute!r}{hint}", "Correct the name.") from None
     return found
 

@@ -7,7 +7,6 @@ device's, and what was asked is recorded: such a kernel is tied to a device like
 
 from __future__ import annotations
 
-import difflib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -17,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import SpecError, did_you_mean
 from ..target import Target
 
 __all__ = ["DEVICES", "Asked", "Device", "device_for", "impersonate"]
@@ -119,9 +118,9 @@ def device_for(target: Target, overrides: Mapping[str, Any] | None = None) -> De
     known = {field.name: int if field.name != "name" else str for field in fields(Device) if field.name not in _FIXED}
     for key, value in overrides.items():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"Did you mean {_spelt(near[0])}?" if near else f"Keys: {', '.join(map(_spelt, known))}."
-            raise SpecError(where, f"unknown key {_spelt(key)}", hint)
+            names = [_spelt(name) for name in known]
+            hint = did_you_mean(_spelt(key), names)
+            raise SpecError(where, f"unknown key {_spelt(key)!r}{hint}", f"Known keys: {', '.join(names)}.")
         if type(value) is not known[key] or (isinstance(value, int) and value <= 0):
             expected = "a string" if known[key] is str else "a positive integer"
             raise SpecError(where, f"{_spelt(key)} is not {expected}, got {value!r}", "")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import SpecError, did_you_mean
 from ..manifest import Param
 
 __all__ = ["SUPPLY_TYPES", "Draw", "InputParam", "Supply", "draw_for", "kind_of", "supply_from_json", "validate_supply"]
@@ -182,13 +181,11 @@ def _in_range(param: Param, kind: str, limits: tuple[int, int], where: str) -> D
 
 def _check_supply(supply: Supply, names: Sequence[str], where: str) -> None:
     if supply.type not in SUPPLY_TYPES:
-        match = difflib.get_close_matches(supply.type, SUPPLY_TYPES, n=1)
-        hint = f", did you mean {match[0]!r}?" if match else ""
+        hint = did_you_mean(supply.type, SUPPLY_TYPES)
         raise SpecError(where, f"unknown supply type {supply.type!r}{hint}", f"Known: {', '.join(SUPPLY_TYPES)}.")
     for name, (low, high) in supply.ranges.items():
         if name not in names:
-            match = difflib.get_close_matches(name, names, n=1)
-            hint = f", did you mean {match[0]!r}?" if match else ""
+            hint = did_you_mean(name, names)
             raise SpecError(where, f"a range is given for {name!r}, which is no parameter{hint}", "Correct the name.")
         if low >= high:
             raise SpecError(where, f"the range ({low}, {high}) of {name} is empty", "It is half-open: low <= x < high.")

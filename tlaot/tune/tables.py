@@ -5,18 +5,16 @@ A key may be written with ``-`` or ``_``; a misspelt one is an error with the ne
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import SpecError, did_you_mean
 
 __all__ = [
     "callable_name",
     "checked_callable",
     "fold",
-    "nearest",
     "number",
     "one_of",
     "optional",
@@ -48,12 +46,7 @@ def fold(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str
 def refuse_unknown(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in table:
         if key not in known:
-            raise SpecError(where, f"unknown key {key!r}{nearest(key, known)}", f"Known keys: {', '.join(known)}.")
-
-
-def nearest(word: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    match = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {match[0]!r}?" if match else ""
+            raise SpecError(where, f"unknown key {key!r}{did_you_mean(key, known)}", f"Known keys: {', '.join(known)}.")
 
 
 def required(keys: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
@@ -69,7 +62,7 @@ def optional(keys: Mapping[str, Any], key: str, kind: type, where: str, default:
 def one_of(value: str, key: str, known: Sequence[str], where: str) -> str:
     if value not in known:
         raise SpecError(
-            f"{where} {key}", f"unknown {key} {value!r}{nearest(value, known)}", f"Known: {', '.join(known)}."
+            f"{where} {key}", f"unknown {key} {value!r}{did_you_mean(value, known)}", f"Known: {', '.join(known)}."
         )
     return value
 
