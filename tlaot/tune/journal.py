@@ -45,6 +45,13 @@ class Journal:
         else:
             self._result(f"compiled {candidate.label}: {outcome.digest.size} bytes")
 
+    def restored(self, candidate: Candidate, outcome: Timing | Failed) -> None:
+        """A candidate that an earlier, unfinished tuning has tried."""
+        if isinstance(outcome, Failed):
+            self._result(f"kept     {candidate.label}: {outcome.stage}: {outcome.reason}")
+        else:
+            self._result(f"kept     {candidate.label}: {outcome.latency:.5g} ms +- {outcome.spread:.1%}")
+
     def timed_again(self, candidate: Candidate, timing: Timing) -> None:
         self.write(f"again    {candidate.label}: {timing.latency:.5g} ms +- {timing.spread:.1%}")
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,19 +18,22 @@ from ..errors import BuildError, SpecError, TuningError
 from ..manifest import read_manifest
 from ..target import Target, parse_target
 from .child import Child, Failed
-from .compile import EXECUTABLE, Built, Workshop, compile_candidates, expand_kernel
+from .compile import EXECUTABLE, Built, CompilePool, Workshop, expand_kernel
 from .frontends import FRONTENDS
 from .journal import Journal
 from .machine import Machine, inspect_machine
-from .measure import Measured, measure_workload, merge_results
+from .measure import Measured
 from .package import Winner, write_package
 from .place import hold_project, work_folder
 from .plan import Candidate, Workload
-from .record import digest_sources, latency_of, load_record, make_record, record_key, save_record
+from .progress import Progress
+from .record import candidate_keys, digest_sources, latency_of, load_record, make_record, record_key, save_record
+from .schedule import Stand, Tuned, tune_workloads
+from .search import Search, Skipped, make_search
 from .select import default_timing, select_winner
 from .spec import KernelSpec, Spec
 from .spec_file import read_spec
-from .timing import Timing
+from .store import Keys, Store
 from .toolchain import Toolchain, find_toolchain
 
 __all__ = ["Settings", "build_package"]
@@ -64,6 +68,7 @@ class Site:
     workshop: Workshop
     machine: Machine
     records: Path
+    store: Path
     sources: str
     journal: Journal
     settings: Settings
@@ -114,7 +119,7 @@ def _open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[
     workshop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)
     sources = digest_sources(source_root, [name for kernel in spec.kernels for name in _modules(kernel)])
     try:
-        yield Site(workshop, machine, base / "records", sources, journal, settings)
+        yield Site(workshop, machine, base / "records", base / "store", sources, journal, settings)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -184,31 +189,63 @@ def _equip(site: Site, group: Group) -> Site:
 
 
 def _tune_group(group: Group, site: Site) -> list[Winner]:
-    """Plan, compile, measure and select for one frontend and target."""
+    """Plan and tune for one frontend and target; a workload whose record holds is only compiled."""
     planned = _plan(group, site)
-    device = site.machine.device_name(group.target)
-    tools = _tools(group, site)
-    keys = [record_key(workload, site.sources, tools, device) for workload in planned]
-    records = [
-        None if site.settings.tune == "force" else load_record(site.records, workload, key)
-        for workload, key in zip(planned, keys, strict=True)
-    ]
-    candidates = [
-        [workload.candidates()[record["winner"]]] if record is not None else list(workload.candidates())
-        for workload, record in zip(planned, records, strict=True)
-    ]
-    built = _compile(group, candidates, site)
-    winners = []
-    with _measuring_child(group.target, site) as child:
-        for workload, key, record, tried, outcomes in zip(planned, keys, records, candidates, built, strict=True):
-            if record is None:
-                winners.append(_measure_and_select(workload, key, device, tried, outcomes, child, site))
-            else:
-                winners.append(_from_record(workload, record, tried[0], outcomes[0], site))
-    return winners
+    device, tools = site.machine.device_name(group.target), _tools(group, site)
+    keys = {path: record_key(workload, site.sources, tools, device) for path, workload in planned.items()}
+    fresh = site.settings.tune == "force"
+    records = {
+        path: record
+        for path, workload in planned.items()
+        if not fresh and (record := load_record(site.records, workload, keys[path])) is not None
+    }
+    winners: dict[str, Winner] = {}
+
+    def decided(tuned: Tuned) -> None:
+        winners[tuned.workload.path] = _conclude(tuned, keys[tuned.workload.path], device, store, site)
+
+    def identify(candidate: Candidate) -> Keys:
+        return candidate_keys(candidate, site.sources, tools, device)
+
+    store = Store(site.store, identify, site.journal.say, fresh)
+    with CompilePool(group.frontend, group.target, site.workshop) as pool:
+        recorded = _compile_recorded(planned, records, pool, store)
+        plans = _plan_searches(group, [workload for path, workload in planned.items() if path not in records])
+        if plans:
+            _tune(group, plans, pool, store, site, decided)
+        for path, waiting in recorded.items():
+            winners[path] = _from_record(planned[path], records[path], waiting, store, site)
+    return [winners[path] for path in planned]
 
 
-def _plan(group: Group, site: Site) -> list[Workload]:
+def _tune(
+    group: Group,
+    plans: Sequence[tuple[Sequence[Workload], Search]],
+    pool: CompilePool,
+    store: Store,
+    site: Site,
+    decided: Callable[[Tuned], None],
+) -> None:
+    count = sum(len(workload.configs) for workloads, _ in plans for workload in workloads)
+    number = sum(len(workloads) for workloads, _ in plans)
+    site.journal.say(f"tlaot: {group.target}: {count} candidates of {number} workloads")
+    progress = Progress(site.journal.say, label=str(group.target), total=count)
+    try:
+        with _measuring_child(group.target, site) as child:
+            stand = Stand(pool, [child], store, site.journal, progress, overlap=group.target.is_cuda)
+            tune_workloads(plans, stand, decided)
+    finally:
+        progress.close()
+
+
+def _plan_searches(group: Group, workloads: Sequence[Workload]) -> list[tuple[list[Workload], Search]]:
+    """One search a kernel entry, over those of its workloads that have no record."""
+    mine = [(kernel, [workload for workload in workloads if workload.kernel is kernel]) for kernel in group.kernels]
+    return [(own, make_search(kernel, own)) for kernel, own in mine if own]
+
+
+def _plan(group: Group, site: Site) -> dict[str, Workload]:
+    """The workloads of a group by their paths."""
     child = site.workshop.worker(group.frontend)
     planned: list[Workload] = []
     try:
@@ -227,7 +264,7 @@ def _plan(group: Group, site: Site) -> list[Workload]:
                 workload.kernel.where, f"the shape of {workload.label} is listed twice", "Keep one of them."
             )
         paths[workload.path] = workload
-    return planned
+    return paths
 
 
 def _tools(group: Group, site: Site) -> dict[str, Any]:
@@ -240,11 +277,16 @@ def _tools(group: Group, site: Site) -> dict[str, Any]:
     }
 
 
-def _compile(group: Group, candidates: Sequence[Sequence[Candidate]], site: Site) -> list[list[Built | Failed]]:
-    flat = [candidate for tried in candidates for candidate in tried]
-    site.journal.say(f"tlaot: {group.target}: compiling {len(flat)} candidates of {len(candidates)} workloads")
-    outcomes = iter(compile_candidates(flat, group.frontend, site.workshop, site.journal.compiled))
-    return [[next(outcomes) for _ in tried] for tried in candidates]
+def _compile_recorded(
+    planned: Mapping[str, Workload], records: Mapping[str, Mapping[str, Any]], pool: CompilePool, store: Store
+) -> dict[str, Built | Future[Built | Failed]]:
+    """The recorded winners' binaries: from the store, or on their way."""
+    found: dict[str, Built | Future[Built | Failed]] = {}
+    for path, record in records.items():
+        candidate = planned[path].candidates()[record["winner"]]
+        built = store.built(candidate)
+        found[path] = pool.submit(candidate) if built is None else built
+    return found
 
 
 @contextmanager
@@ -262,55 +304,59 @@ def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
         child.kill()
 
 
-def _measure_and_select(
-    workload: Workload,
-    key: str,
-    device: str,
-    candidates: Sequence[Candidate],
-    outcomes: Sequence[Built | Failed],
-    child: Child,
-    site: Site,
-) -> Winner:
-    built = [(c, outcome) for c, outcome in zip(candidates, outcomes, strict=True) if isinstance(outcome, Built)]
-    measured, reference = measure_workload(
-        workload, built, [child], site.journal.measured, again=site.journal.timed_again
-    )
-    results = merge_results(outcomes, measured)
+def _conclude(tuned: Tuned, key: str, device: str, store: Store, site: Site) -> Winner:
+    workload, outcomes = tuned.workload, tuned.outcomes
     try:
-        winner = select_winner(workload, results)
+        winner = select_winner(workload, outcomes, tuned.decision.winner_index)
     except TuningError as error:
         site.journal.write(str(error))
         raise
-    record = make_record(workload, key, device, results, winner, reference)
+    record = make_record(workload, key, device, outcomes, tuned.decision)
     save_record(site.records, workload, record)
-    site.journal.say(f"tlaot: {_summary(workload, results, winner, reference)}")
+    for candidate in workload.candidates():
+        if candidate.index != winner.candidate.index:
+            store.drop_sources(candidate)
+    site.journal.say(f"tlaot: {_summary(tuned, winner)}")
+    for note in tuned.decision.notes:
+        site.journal.say(f"tlaot: {workload.label}: {note}")
     return Winner(workload, winner.candidate.config, winner.built, latency_of(record), device)
 
 
 def _from_record(
-    workload: Workload, record: Mapping[str, Any], candidate: Candidate, outcome: Built | Failed, site: Site
+    workload: Workload,
+    record: Mapping[str, Any],
+    waiting: Built | Future[Built | Failed],
+    store: Store,
+    site: Site,
 ) -> Winner:
-    if isinstance(outcome, Failed):
+    candidate = workload.candidates()[record["winner"]]
+    built = waiting if isinstance(waiting, Built) else waiting.result()
+    if isinstance(built, Failed):
         raise TuningError(
             candidate.label,
-            f"the recorded winner does not build any more: {outcome.stage}: {outcome.reason}",
+            f"the recorded winner does not build any more: {built.stage}: {built.reason}",
             "Tune again: -C tune=force or TLAOT_TUNE=force.",
         )
+    if built is not waiting:
+        built = store.keep_built(candidate, built)
     site.journal.say(f"tlaot: {workload.label}: the record of an earlier build holds, {dict(candidate.config)}")
-    return Winner(workload, candidate.config, outcome, latency_of(record), record["device"])
+    return Winner(workload, candidate.config, built, latency_of(record), record["device"])
 
 
-def _summary(
-    workload: Workload, results: Sequence[Measured | Failed], winner: Measured, reference: Timing | None
-) -> str:
-    failed = sum(isinstance(result, Failed) for result in results)
-    default = default_timing(results)
-    parts = [f"{workload.label}: {winner.timing.latency:.4g} ms with {dict(winner.candidate.config)}"]
-    parts.append(f"default {default.latency:.4g} ms" if default is not None else "the default failed")
+def _summary(tuned: Tuned, winner: Measured) -> str:
+    outcomes, reference = tuned.outcomes, tuned.decision.reference
+    failed = sum(isinstance(outcome, Failed) for outcome in outcomes)
+    skipped = sum(isinstance(outcome, Skipped) for outcome in outcomes)
+    default = default_timing(outcomes)
+    parts = [f"{tuned.workload.label}: {winner.timing.latency:.4g} ms with {dict(winner.candidate.config)}"]
+    if default is not None:
+        parts.append(f"default {default.latency:.4g} ms")
+    elif isinstance(outcomes[0], Failed):
+        parts.append("the default failed")
     if reference is not None:
         parts.append(f"reference {reference.latency:.4g} ms")
-    parts.append(f"{len(results)} candidates" + (f", {failed} failed" if failed else ""))
-    return "; ".join(parts)
+    parts.append(f"{len(outcomes)} candidates")
+    return "; ".join(parts) + "".join(f", {n} {what}" for n, what in ((failed, "failed"), (skipped, "not tried")) if n)
 
 
 def _open_packaged(output: Path, site: Site) -> None:

@@ -15,13 +15,20 @@ from typing import Any
 
 from .child import Failed
 from .files import dump_json, write_atomically
-from .measure import Measured
-from .plan import Workload, canonical
-from .timing import Timing
+from .measure import Decision
+from .plan import Candidate, Workload, canonical
+from .schedule import Outcome
+from .search import Skipped
+from .store import Keys
 
-__all__ = ["digest_sources", "latency_of", "load_record", "make_record", "record_key", "save_record"]
+__all__ = ["candidate_keys", "digest_sources", "latency_of", "load_record", "make_record", "record_key", "save_record"]
 
-_RECORD_VERSION = 1
+_RECORD_VERSION = 2
+
+# Of a kernel's entry, what its binary depends on; and what says where it stands, or how long to look for a winner.
+_BUILD_FIELDS = ("name", "frontend", "factory", "out_idx", "pass_configs", "compile_flags")
+_PLACE_FIELDS = ("where", "targets", "shapes", "configs")
+_SEARCH_FIELDS = ("search", "budget", "profile")
 
 
 def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], device: str) -> str:
@@ -33,9 +40,7 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
         tools: Versions of the compilers and frontends.
         device: What the candidates are measured on.
     """
-    kernel = asdict(workload.kernel)
-    for place in ("where", "targets", "shapes", "configs"):
-        del kernel[place]
+    kernel = {name: value for name, value in asdict(workload.kernel).items() if name not in _PLACE_FIELDS}
     return _sha256(
         canonical(
             {
@@ -52,15 +57,41 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
     )
 
 
+def candidate_keys(candidate: Candidate, sources: str, tools: Mapping[str, Any], device: str) -> Keys:
+    """Digests of all that a candidate's binary, and its measurement, depend on; arguments as for :func:`record_key`."""
+    kernel = asdict(candidate.workload.kernel)
+    build = _sha256(
+        canonical(
+            {
+                "record": _RECORD_VERSION,
+                "kernel": {name: kernel[name] for name in _BUILD_FIELDS},
+                "target": str(candidate.workload.target),
+                "shape": dict(candidate.workload.shape),
+                "config": dict(candidate.config),
+                "sources": sources,
+                "tools": dict(tools),
+            }
+        ).encode()
+    )
+    others = (*_BUILD_FIELDS, *_PLACE_FIELDS, *_SEARCH_FIELDS)
+    rest = {name: value for name, value in kernel.items() if name not in others}
+    # How long a candidate is timed does not make its time another one; by which clock does.
+    clock = candidate.workload.kernel.profile.backend
+    return Keys(build, _sha256(canonical({"build": build, "kernel": rest, "clock": clock, "device": device}).encode()))
+
+
 def make_record(
     workload: Workload,
     key: str,
     device: str,
-    results: Sequence[Measured | Failed],
-    winner: Measured,
-    reference: Timing | None,
+    outcomes: Sequence[Outcome],
+    decision: Decision,
 ) -> dict[str, Any]:
-    """The evidence of a tuning as JSON: the winner, each candidate's time or failure, the reference's time."""
+    """The evidence of a tuning as JSON: the winner, what became of each candidate, the reference's time.
+
+    ``trusted`` is false where the device was not quiet while it was decided; ``notes`` say why.
+    """
+    reference = decision.reference
     return {
         "key": key,
         "kernel": workload.kernel.name,
@@ -68,9 +99,11 @@ def make_record(
         "shape": dict(workload.shape),
         "device": device,
         "checked": workload.kernel.check,
-        "winner": winner.candidate.index,
+        "winner": decision.winner_index,
+        "trusted": decision.trusted,
+        "notes": list(decision.notes),
         "reference": None if reference is None else asdict(reference),
-        "candidates": [_candidate(config, result) for config, result in zip(workload.configs, results, strict=True)],
+        "candidates": [_candidate(config, outcome) for config, outcome in zip(workload.configs, outcomes, strict=True)],
     }
 
 
@@ -123,10 +156,12 @@ def digest_sources(root: Path, modules: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _candidate(config: Mapping[str, Any], result: Measured | Failed) -> dict[str, Any]:
-    if isinstance(result, Failed):
-        return {"config": dict(config), "failed": {"stage": result.stage, "reason": result.reason}}
-    return {"config": dict(config), "timing": asdict(result.timing)}
+def _candidate(config: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
+    if isinstance(outcome, Failed):
+        return {"config": dict(config), "failed": {"stage": outcome.stage, "reason": outcome.reason}}
+    if isinstance(outcome, Skipped):
+        return {"config": dict(config), "skipped": outcome.reason}
+    return {"config": dict(config), "timing": asdict(outcome.timing)}
 
 
 def _path(folder: Path, workload: Workload) -> Path:

@@ -9,37 +9,44 @@ from ..errors import TuningError
 from .child import Failed
 from .measure import Measured
 from .plan import Workload
+from .schedule import Outcome
+from .search import Skipped
 from .timing import Timing
 
 __all__ = ["default_timing", "select_winner"]
 
 
-def select_winner(workload: Workload, results: Sequence[Measured | Failed]) -> Measured:
-    """The fastest candidate; of equal ones, the first in the spec's order.
+def select_winner(workload: Workload, outcomes: Sequence[Outcome], winner_index: int | None) -> Measured:
+    """The candidate that was decided for.
 
     Args:
         workload: For the message.
-        results: One a config, in order.
+        outcomes: One a config, in order.
+        winner_index: Of the decision.
 
     Raises:
         TuningError: No candidate is left; the message lists every reason by count.
     """
-    measured = [result for result in results if isinstance(result, Measured)]
-    if measured:
-        return min(measured, key=lambda result: (result.timing.latency, result.candidate.index))
+    winner = None if winner_index is None else outcomes[winner_index]
+    if isinstance(winner, Measured):
+        return winner
     raise TuningError(
         workload.label,
-        f"none of {len(results)} candidates can be packaged:\n{_reasons(results)}",
+        f"none of {len(outcomes)} candidates can be packaged:\n{_reasons(outcomes)}",
         "autotuner.log in the build folder has each failure in full.",
     )
 
 
-def default_timing(results: Sequence[Measured | Failed]) -> Timing | None:
-    """The time of the spec's first config, None where it failed."""
-    first = results[0]
+def default_timing(outcomes: Sequence[Outcome]) -> Timing | None:
+    """The time of the spec's first config, None where it failed or was not tried."""
+    first = outcomes[0]
     return first.timing if isinstance(first, Measured) else None
 
 
-def _reasons(results: Sequence[Measured | Failed]) -> str:
-    counts = Counter(f"{result.stage}: {result.reason}" for result in results if isinstance(result, Failed))
+def _reasons(outcomes: Sequence[Outcome]) -> str:
+    counts = Counter(_reason(outcome) for outcome in outcomes if not isinstance(outcome, Measured))
     return "\n".join(f"  {count} x {reason}" for reason, count in counts.most_common())
+
+
+def _reason(outcome: Failed | Skipped) -> str:
+    return f"{outcome.stage}: {outcome.reason}" if isinstance(outcome, Failed) else f"not tried: {outcome.reason}"
