@@ -2,6 +2,7 @@
 
     <root>/tlaot-<version>/<first two digits of key>/<key>/    a result's folder (README, "What ships")
     <root>/tlaot-<version>/locks/<key>.lock                    there while someone tunes that key
+    <root>/tlaot-<version>/candidates/<kernel>-<digits>/       binaries and times of single candidates (tune/store.py)
     <root>/tlaot-<version>/staging/                            folders in the making
 
 A key is the digest of all that can change the result (identity.py). A cache that cannot be written, locked or read costs a
@@ -37,7 +38,7 @@ Value = TypeVar("Value")
 
 _NAMESPACE = re.compile(r"tlaot-[\w.+!-]+")
 _KEY = re.compile(r"[0-9a-f]{16,128}")
-_LOCKS, _STAGING = "locks", "staging"
+_LOCKS, _STAGING, _CANDIDATES = "locks", "staging", "candidates"
 # What is left in the staging folder by a process that died is this old before anyone removes it.
 _ABANDONED_S = 3600.0
 
@@ -128,6 +129,10 @@ class Cache(Generic[Value]):
         if not _KEY.fullmatch(key):
             raise ValueError(f"expected a hexadecimal digest as key, got {key!r}")
         return self.root / self.namespace / key[:2] / key
+
+    def candidates(self, kernel: str, digest: str) -> Path:
+        """The folder of what is known of single candidates of one factory, there or not."""
+        return self.root / self.namespace / _CANDIDATES / f"{kernel}-{digest[:16]}"
 
     def load(self, key: str) -> Value | None:
         """The value of a key, or None. A broken entry is reported and removed."""
@@ -252,7 +257,8 @@ def list_entries(root: Path) -> list[Entry]:
 
 
 def clear_entries(root: Path, older_than: float | None = None, kernel: str | None = None) -> list[Entry]:
-    """Remove entries of all versions of tlaot from the disk, and what dead processes have left; nothing else.
+    """Remove entries of all versions of tlaot from the disk, with what is known of single candidates and what dead
+    processes have left; nothing else.
 
     Args:
         root: The cache's folder.
@@ -272,6 +278,10 @@ def clear_entries(root: Path, older_than: float | None = None, kernel: str | Non
             if (older_than is None or now - entry.date > older_than) and kernel in (None, entry.kernel):
                 shutil.rmtree(_move_aside(entry.path, namespace), ignore_errors=True)
                 removed.append(entry)
+        for folder in _children(namespace / _CANDIDATES):
+            date = folder.stat().st_mtime
+            if (older_than is None or now - date > older_than) and kernel in (None, folder.name.rpartition("-")[0]):
+                shutil.rmtree(_move_aside(folder, namespace), ignore_errors=True)
         _tidy(namespace, now)
     return removed
 

@@ -45,7 +45,10 @@ def autotune(
     target: Any = "auto",
     out_idx: int | Sequence[int] | None = None,
     pass_configs: Mapping[str, Any] | None = None,
-    use_pipeline: bool = False,
+    use_pipeline: bool | None = None,
+    search: str = "auto",
+    trials: int | None = None,
+    seconds: float | None = None,
     devices: Sequence[int] | None = None,
     frontend: str | None = None,
     seed: int = 0,
@@ -62,7 +65,7 @@ def autotune(
         backend: Clock, see :class:`ProfileArgs`.
         target: See :class:`CompileArgs`; ``"auto"`` is the target of ``@tilelang.jit`` or this machine's.
         out_idx, pass_configs: See :class:`CompileArgs`; those of ``@tilelang.jit`` are taken where these are None.
-        use_pipeline: See :class:`RunArgs`.
+        use_pipeline, search, trials, seconds: See :class:`RunArgs`.
         devices: CUDA device ordinals to measure on, of one model.
         frontend: ``"tvm"`` or ``"tilelang"``; None finds out.
         warmup, rep, timeout and the others: See :class:`ProfileArgs`.
@@ -88,8 +91,9 @@ def autotune(
     )  # fmt: skip
     configs = keep_configs(configs)
     run_args = RunArgs(
-        use_pipeline=use_pipeline, early_stop=early_stop, early_stop_factor=early_stop_factor, benchmark_devices=devices
-    )
+        use_pipeline=use_pipeline, early_stop=early_stop, early_stop_factor=early_stop_factor, benchmark_devices=devices,
+        search=search, trials=trials, seconds=seconds,
+    )  # fmt: skip
 
     def decorate(factory: Any) -> AutotunedFactory:
         made = as_factory(factory, frontend)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..tune.frontends.tilelang_source import constants_of
+from ..tune.spec import SEARCHES
 from .args import CompileArgs, ProfileArgs
 
 __all__ = ["Factory", "Request", "RunArgs", "as_factory", "keep_configs", "materialize_configs", "tunables_of"]
@@ -58,26 +59,34 @@ class RunArgs:
     """Options of one run, with TileLang's names.
 
     Attributes:
-        use_pipeline: Measure candidates while others compile; the fastest are timed again when all is quiet.
+        use_pipeline: Measure candidates while others compile; the fastest are timed again when all is quiet. None (the default
+            here; TileLang's is False) does so for CUDA targets.
         enable_grouped_compile, group_compile_size: Accepted; candidates are compiled in processes of their own, and equal device code once,
             whether they are grouped or not.
         benchmark_multi_gpu: Measure on all visible GPUs of one model.
         benchmark_devices: Measure on these devices, by ordinal.
         early_stop: Do not time a candidate further that is ``early_stop_factor`` times slower than the best so far.
         early_stop_factor: At least 1.
+        search: How candidates are chosen: ``"auto"``, ``"exhaustive"``, ``"guided"`` or ``"optuna"``.
+        trials, seconds: Budget of the search; None sets no limit.
     """
 
-    use_pipeline: bool = False
+    use_pipeline: bool | None = None
     enable_grouped_compile: bool = False
     group_compile_size: int = 2
     benchmark_multi_gpu: bool = False
     benchmark_devices: Sequence[int] | None = None
     early_stop: bool = False
     early_stop_factor: float = 2.0
+    search: str = "auto"
+    trials: int | None = None
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.early_stop_factor < 1.0:
             raise ValueError(f"early_stop_factor must be >= 1.0, got {self.early_stop_factor}")
+        if self.search not in SEARCHES:
+            raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}")
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import shlex
 import shutil
 import sys
 import tempfile
-import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,17 +19,21 @@ from ..errors import BuildError, SpecError, TuningError
 from ..target import Target, parse_target
 from ..tune.bound import Bound
 from ..tune.child import Child, Failed
-from ..tune.compile import Built, Workshop, compile_candidates
+from ..tune.compile import Built, CompilePool, Workshop, compile_candidates
 from ..tune.frontends import FRONTENDS
 from ..tune.journal import Journal
 from ..tune.machine import Machine, inspect_machine
-from ..tune.measure import Measured, measure_workload, merge_results
+from ..tune.measure import Measured
 from ..tune.package import Winner
 from ..tune.parcel import write_parcel
 from ..tune.plan import Candidate, Workload
+from ..tune.progress import Progress
 from ..tune.record import latency_of, make_record
+from ..tune.schedule import Outcome, Stand, Tuned, tune_workloads
+from ..tune.search import make_search
 from ..tune.select import select_winner
-from ..tune.spec import KernelSpec, Profile
+from ..tune.spec import Budget, KernelSpec, Profile
+from ..tune.store import Keys, Store
 from ..tune.supply import supply_from_json, validate_supply
 from ..tune.timing import CPU_CLOCKS, CUDA_CLOCKS
 from ..tune.toolchain import find_toolchain
@@ -44,15 +47,19 @@ __all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolv
 _BACKENDS = ("auto", "tvm_ffi", None)
 
 
-def tune(request: Request, scratch: Path) -> tuple[Winner, dict[str, Any]]:
-    """Compile, check and time every candidate, and choose the winner.
+def tune(
+    request: Request, scratch: Path, keys: Callable[[Candidate], Keys] | None = None, store: Path | None = None
+) -> tuple[Winner, dict[str, Any]]:
+    """Compile, check and time candidates, and choose the winner.
 
     Args:
         request: What to tune.
-        scratch: Folder for intermediate files; the winner's files are in it until the caller has taken them.
+        scratch: Folder for intermediate files; the winner's files may be in it until the caller has taken them.
+        keys: Identity of a candidate; None where the request has none.
+        store: Folder of what earlier tunings of the factory have found; None keeps nothing.
 
     Returns:
-        The winner and the evidence: every candidate's time or failure.
+        The winner and the evidence: what became of every candidate.
 
     Raises:
         SpecError: A callback or an input is wrong.
@@ -65,20 +72,35 @@ def tune(request: Request, scratch: Path) -> tuple[Winner, dict[str, Any]]:
     journal = _journal(request)
     workload = _workload(request, target, scratch)
     workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
+    run, search = request.run_args, make_search(workload.kernel, [workload])
+    found: list[Tuned] = []
     with ExitStack() as stack:
-        children = [
-            stack.enter_context(_killed(Child("tlaot.tune.measurer", [device], search_path, journal.path, environ)))
-            for device in _devices(request, target, machine, journal)
-        ]
-        outcomes, measured, reference = _run(request, workload, workshop, children, journal)
-    results = merge_results(outcomes, measured)
-    _raise_what_all_share(workload, results)
+        progress = Progress(journal.say, label=workload.label, total=len(workload.configs))
+        stack.callback(progress.close)
+        stand = Stand(
+            pool=stack.enter_context(CompilePool(request.factory.frontend, target, workshop)),
+            children=[
+                stack.enter_context(_killed(Child("tlaot.tune.measurer", [device], search_path, journal.path, environ)))
+                for device in _devices(request, target, machine, journal)
+            ],
+            store=Store(None if keys is None else store, keys or _no_keys, journal.say),
+            journal=journal,
+            progress=progress,
+            overlap=target.is_cuda if run.use_pipeline is None else run.use_pipeline,
+            early_stop_factor=run.early_stop_factor if run.early_stop else None,
+            on_built=_check_supply,
+        )
+        tune_workloads([([workload], search)], stand, found.append)
+    tuned = found[0]
+    _raise_what_all_share(workload, tuned.outcomes)
     try:
-        winner = select_winner(workload, results)
+        winner = select_winner(workload, tuned.outcomes, tuned.decision.winner_index)
     except TuningError as error:
         raise TuningError(error.where, error.what, f"{journal.path} has each failure in full.") from None
+    for note in tuned.decision.notes:
+        warnings.warn(f"tlaot: {workload.label}: {note}", stacklevel=6)
     device = machine.device_name(target)
-    record = make_record(workload, "", device, results, winner, reference)
+    record = make_record(workload, "", device, tuned.outcomes, tuned.decision)
     config = request.configs[winner.candidate.index]
     return Winner(workload, config, winner.built, latency_of(record), device), record
 
@@ -227,6 +249,8 @@ def _workload(request: Request, target: Target, scratch: Path) -> Workload:
         max_mismatched_ratio=profile.max_mismatched_ratio,
         pass_configs=_pass_configs(request),
         compile_flags=_compile_flags(request),
+        search=request.run_args.search,
+        budget=Budget(request.run_args.trials, request.run_args.seconds),
         profile=Profile(profile.warmup, profile.rep, profile.timeout, backend=profile.backend),
         supply={
             "type": profile.supply_type.name.lower(),
@@ -312,64 +336,21 @@ def _devices(request: Request, target: Target, machine: Machine, journal: Journa
     return [f"cuda:{gpu.index}" for gpu in chosen if gpu.name == chosen[0].name]
 
 
-def _run(
-    request: Request, workload: Workload, workshop: Workshop, children: Sequence[Child], journal: Journal
-) -> tuple[list[Built | Failed], dict[int, Measured | Failed], Any]:
-    factor = request.run_args.early_stop_factor if request.run_args.early_stop else None
-
-    def compiled(candidate: Candidate, outcome: Built | Failed) -> None:
-        journal.compiled(candidate, outcome)
-        if isinstance(outcome, Built):
-            _check_supply(workload, outcome)
-
-    candidates, frontend = workload.candidates(), request.factory.frontend
-    if not request.run_args.use_pipeline:
-        outcomes = compile_candidates(candidates, frontend, workshop, compiled)
-        built = [(c, item) for c, item in zip(candidates, outcomes, strict=True) if isinstance(item, Built)]
-        measured, reference = measure_workload(workload, built, children, journal.measured, factor, journal.timed_again)
-        return outcomes, measured, reference
-    arriving: queue.SimpleQueue[tuple[Candidate, Built] | BaseException | None] = queue.SimpleQueue()
-    outcomes = []
-
-    def hand_over(candidate: Candidate, outcome: Built | Failed) -> None:
-        compiled(candidate, outcome)
-        if isinstance(outcome, Built):
-            arriving.put((candidate, outcome))
-
-    def compile_all() -> None:
-        try:
-            outcomes.extend(compile_candidates(candidates, frontend, workshop, hand_over))
-            arriving.put(None)
-        except BaseException as error:
-            arriving.put(error)
-
-    thread = threading.Thread(target=compile_all, name="tlaot-compile", daemon=True)
-    thread.start()
-    measured, reference = measure_workload(
-        workload, _until_none(arriving), children, journal.measured, factor, journal.timed_again
-    )
-    thread.join()
-    return outcomes, measured, reference
+def _no_keys(candidate: Candidate) -> Keys:
+    raise AssertionError("a store without a folder asks for no keys")
 
 
-def _until_none(arriving: queue.SimpleQueue[Any]) -> Iterator[tuple[Candidate, Built]]:
-    while (item := arriving.get()) is not None:
-        if isinstance(item, BaseException):
-            raise item
-        yield item
-
-
-def _check_supply(workload: Workload, built: Built) -> None:
+def _check_supply(candidate: Candidate, built: Built) -> None:
     """Raise at the first candidate that compiled, and not for each at last, that inputs must be given."""
-    kernel = workload.kernel
+    kernel = candidate.workload.kernel
     if kernel.inputs is None and kernel.inputs_file is None:
         validate_supply(built.params, built.out_idx, kernel.name, supply_from_json(kernel.supply))
 
 
-def _raise_what_all_share(workload: Workload, results: Sequence[Measured | Failed]) -> None:
+def _raise_what_all_share(workload: Workload, outcomes: Sequence[Outcome]) -> None:
     """Raise once what is no candidate's fault: inputs that cannot be made, a reference that fails."""
-    shared = {(r.stage, r.reason) for r in results if isinstance(r, Failed)}
-    if len(shared) == 1 and all(isinstance(r, Failed) for r in results):
+    shared = {(r.stage, r.reason) for r in outcomes if isinstance(r, Failed)}
+    if len(shared) == 1 and not any(isinstance(r, Measured) for r in outcomes):
         stage, reason = next(iter(shared))
         if stage == "prepare":
             raise SpecError(workload.kernel.where, reason, "This concerns every candidate alike.")

@@ -12,11 +12,11 @@ from typing import Any
 from ..tune.child import Failed
 from .args import CompileArgs, ProfileArgs, TensorSupplyType
 from .cache import TuningCache
-from .identity import UnidentifiedError, fingerprint
 from .inputs import captured
+from .keys import RequestKeys, identify
 from .request import Request, RunArgs, as_factory, keep_configs, materialize_configs, tunables_of
 from .result import AutotuneResult, restore_result, result_from_winner
-from .session import compile_only, machine_identity, make_scratch, remove, resolve_target, tune
+from .session import compile_only, make_scratch, remove, tune
 
 __all__ = ["AutoTuner", "par_compile", "run_request"]
 
@@ -114,13 +114,16 @@ class AutoTuner:
         warmup: float | None = None,
         rep: float | None = None,
         timeout: float | None = None,
-        use_pipeline: bool = False,
+        use_pipeline: bool | None = None,
         enable_grouped_compile: bool = False,
         group_compile_size: int = 2,
         benchmark_devices: Sequence[int] | None = None,
         benchmark_multi_gpu: bool = False,
         early_stop: bool = False,
         early_stop_factor: float = 2.0,
+        search: str = "auto",
+        trials: int | None = None,
+        seconds: float | None = None,
     ) -> AutotuneResult:
         """Tune; a result of the same tuning that the cache holds is taken instead.
 
@@ -143,7 +146,7 @@ class AutoTuner:
         )
         run_args = RunArgs(
             use_pipeline, enable_grouped_compile, group_compile_size, benchmark_multi_gpu, benchmark_devices,
-            early_stop, early_stop_factor,
+            early_stop, early_stop_factor, search, trials, seconds,
         )  # fmt: skip
         configs = materialize_configs(self._configs, _bound_arguments(self._factory.call))
         tunables_of(self._factory, configs)
@@ -156,61 +159,29 @@ class AutoTuner:
 def run_request(request: Request) -> AutotuneResult:
     """Run a tuning, once for all threads and processes that ask for the same; others take the result from the cache."""
     cache = TuningCache.open()
-    key = _key(request) if cache.enabled else None
-    if key is None:
+    keys = identify(request) if cache.enabled else None
+    if keys is None:
         return _tune(request, None, None)
-    with cache.single_flight(key):
-        found = cache.load(key)
+    with cache.single_flight(keys.result):
+        found = cache.load(keys.result)
         if found is not None:
             return restore_result(found, request.factory.call, request.configs)
-        return _tune(request, cache, key)
+        return _tune(request, cache, keys)
 
 
-def _tune(request: Request, cache: TuningCache | None, key: str | None) -> AutotuneResult:
+def _tune(request: Request, cache: TuningCache | None, keys: RequestKeys | None) -> AutotuneResult:
     scratch = make_scratch()
     try:
-        winner, _ = tune(request, scratch)
+        if cache is None or keys is None:
+            winner, _ = tune(request, scratch)
+        else:
+            winner, _ = tune(request, scratch, keys.of, cache.candidates(request.factory.name, keys.build))
         result = result_from_winner(winner, request.factory.call)
     finally:
         remove(scratch)
-    if cache is not None and key is not None:
-        cache.store(key, result)
+    if cache is not None and keys is not None:
+        cache.store(keys.result, result)
     return result
-
-
-def _key(request: Request) -> str | None:
-    """Digest of everything that can change the result; None, with a warning, where something has no identity."""
-    inputs = request.captured
-    profile, compile_args = request.profile_args, request.compile_args
-    try:
-        return fingerprint(
-            {
-                "factory": request.factory.call,
-                "frontend": request.factory.frontend,
-                "arguments": dict(request.arguments),
-                "configs": [dict(config) for config in request.configs],
-                "target": str(resolve_target(request)),
-                "out_idx": compile_args.out_idx,
-                "pass_configs": dict(compile_args.pass_configs or {}),
-                "compile_flags": compile_args.compile_flags,
-                "inputs": None if inputs is None else [_input_identity(value) for value in inputs],
-                "profile": {
-                    name: getattr(profile, name) for name in ProfileArgs.__dataclass_fields__ if name != "timeout"
-                },
-                "machine": machine_identity(request),
-            }
-        )
-    except UnidentifiedError as error:
-        warnings.warn(f"tlaot.autotune: the result is not cached: {error}", stacklevel=4)
-        return None
-
-
-def _input_identity(value: Any) -> Any:
-    """What of a given tensor can change the choice: its type, shape and layout, not its values."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        strides = value.stride() if callable(getattr(value, "stride", None)) else getattr(value, "strides", None)
-        return ("tensor", str(value.dtype), tuple(value.shape), tuple(strides or ()), str(getattr(value, "device", "")))
-    return value
 
 
 def _bound_arguments(call: Callable[..., Any]) -> dict[str, Any]:
