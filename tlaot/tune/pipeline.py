@@ -209,7 +209,7 @@ def _tune_group(group: Group, site: Site) -> list[Winner]:
 
 
 def _plan(group: Group, site: Site) -> list[Workload]:
-    child = site.workshop.worker(group.frontend)
+    child = site.workshop.worker(group.frontend, group.target)
     planned: list[Workload] = []
     try:
         for kernel in group.kernels:
