@@ -79,6 +79,7 @@ class Child:
         self._answers = -1
         self._buffer = b""
         self._number = 0
+        self._state, self._stopped = threading.Lock(), False
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._drained = 0
 
@@ -99,8 +100,11 @@ class Child:
             self._drain()
 
     def _ask(self, message: bytes, timeout: float) -> dict[str, Any] | Failed:
-        if self._process is None:
-            self._start()
+        with self._state:
+            if self._stopped:
+                return Failed("start", "it was stopped before it began")
+            if self._process is None:
+                self._start()
         assert self._requests is not None
         try:
             self._requests.write(message + b"\n")
@@ -131,16 +135,24 @@ class Child:
                 answer: dict[str, Any] = said["answer"]
                 return answer
 
+    def stop(self) -> None:
+        """End the child for good; from any thread, where the others are for one thread at a time.
+
+        A request in progress fails at once, and so does every later one.
+        """
+        with self._state:
+            self._stopped = True
+            if self._process is not None:
+                _kill_group(self._process)
+
     def kill(self) -> None:
-        """End the child and every process that it started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+        """End the child and every process that it started; the next request starts another."""
+        with self._state:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            _kill_group(process)
+            process.wait()
         if self._requests is not None:
             try:
                 self._requests.close()
@@ -217,6 +229,13 @@ class Child:
             with self._log.open("ab") as log:
                 log.write(os.pread(self._output.fileno(), end - self._drained, self._drained))
             self._drained = end
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 # The kernel kills a child when the *thread* that started it ends (PR_SET_PDEATHSIG), so all are started by one that lives as long

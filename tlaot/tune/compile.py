@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from .plan import Candidate, Workload
 from .spec import KernelSpec
 from .toolchain import Toolchain
 
-__all__ = ["Built", "Workshop", "compile_candidates", "expand_kernel"]
+__all__ = ["Built", "CompilePool", "Workshop", "compile_candidates", "expand_kernel"]
 
 EXECUTABLE = "executable.so"
 
@@ -63,7 +63,8 @@ class Workshop:
     toolchain: Toolchain
     devices: Mapping[str, Mapping[str, Any]]
 
-    def worker(self, frontend: str) -> Child:
+    def worker(self, frontend: str, target: Target) -> Child:
+        """A worker of one frontend that takes a target's device for the one in the machine."""
         path = self.search_path
         if frontend != "tilelang":
             # A process that has imported TileLang has TileLang's own TVM on its path, under the name of Apache's.
@@ -94,46 +95,85 @@ def expand_kernel(
     return workloads, answer["frontend"]
 
 
+class CompilePool:
+    """Compiles candidates of one frontend and one target at the same time, each in a worker process that it has to itself.
+
+    A context manager; its end stops the workers at once, whatever they do.
+
+    Args:
+        frontend: The frontend of every candidate.
+        target: The target of every candidate.
+        workshop: Compilers, folders, number of workers.
+    """
+
+    def __init__(self, frontend: str, target: Target, workshop: Workshop) -> None:
+        self.jobs = max(1, workshop.jobs)
+        self._workshop = workshop
+        self._everyone = [workshop.worker(frontend, target) for _ in range(self.jobs)]
+        self._idle: queue.LifoQueue[Child] = queue.LifoQueue()
+        for child in self._everyone:
+            self._idle.put(child)
+        self._threads = ThreadPoolExecutor(self.jobs, thread_name_prefix="tlaot-compile")
+
+    def submit(self, candidate: Candidate) -> Future[Built | Failed]:
+        """Compile a candidate as soon as a worker is free, in the order of the calls; any thread may call.
+
+        The future's result is there also when the candidate failed. :meth:`close` cancels what has not begun, and what has
+        fails.
+        """
+        return self._threads.submit(self._compile, candidate)
+
+    def close(self) -> None:
+        """Stop all workers at once; what they compile fails, what waits is cancelled."""
+        for child in self._everyone:
+            child.stop()
+        self._threads.shutdown(cancel_futures=True)
+        for child in self._everyone:
+            child.kill()
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _compile(self, candidate: Candidate) -> Built | Failed:
+        child = self._idle.get()
+        try:
+            return _compile(candidate, child, self._workshop)
+        except OSError as error:  # a full disk costs one candidate
+            return Failed("start", f"its folder cannot be used ({error.strerror})")
+        finally:
+            self._idle.put(child)
+
+
 def compile_candidates(
     candidates: Sequence[Candidate],
     frontend: str,
     workshop: Workshop,
     progress: Callable[[Candidate, Built | Failed], None],
 ) -> list[Built | Failed]:
-    """Compile candidates of one frontend and one target in parallel.
+    """Compile candidates of one frontend and one target in parallel, all of them.
 
     Args:
         candidates: What to compile.
         frontend: The frontend that all of them use.
         workshop: Compilers, folders, number of jobs.
-        progress: Called with each result as it comes, from several threads.
+        progress: Called with each result as it comes.
 
     Returns:
         One result a candidate, in order.
     """
-    jobs = max(1, min(workshop.jobs, len(candidates)))
-    children: queue.SimpleQueue[Child] = queue.SimpleQueue()
-    everyone = [workshop.worker(frontend) for _ in range(jobs)]
-    for child in everyone:
-        children.put(child)
-
-    def compile_one(candidate: Candidate) -> Built | Failed:
-        child = children.get()
-        try:
-            outcome = _compile(candidate, child, workshop)
-        finally:
-            children.put(child)
-        progress(candidate, outcome)
-        return outcome
-
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        return list(pool.map(compile_one, candidates))
-    finally:
-        # On an interrupt the children die first, so that no thread waits for a compiler.
-        for child in everyone:
-            child.kill()
-        pool.shutdown(cancel_futures=True)
+    if not candidates:
+        return []
+    with CompilePool(frontend, candidates[0].workload.target, workshop) as pool:
+        waiting = {pool.submit(candidate): index for index, candidate in enumerate(candidates)}
+        results: dict[int, Built | Failed] = {}
+        for future in as_completed(waiting):
+            index = waiting[future]
+            results[index] = future.result()
+            progress(candidates[index], results[index])
+    return [results[index] for index in range(len(candidates))]
 
 
 def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | Failed:

@@ -195,3 +195,29 @@ def _workload_request(workload: Workload, built: Built) -> dict[str, Any]:
 
 def _candidate_request(built: Built) -> Mapping[str, Any]:
     return {"path": str(built.folder / EXECUTABLE), "digest": asdict(built.digest)}
+
+
+@dataclass(frozen=True)
+class Decision:
+    results: Mapping[int, Any]
+    winner_index: int | None
+    reference: Timing | None
+    trusted: bool = True
+    notes: tuple[str, ...] = ()
+
+
+def screen(child, workload, candidate, built, stop_above=None):
+    request = {**_workload_request(workload, built), "op": "measure", "candidate": _candidate_request(built)}
+    if stop_above is not None:
+        request["stop_above"] = stop_above
+    timing = _timing(child.request(request, workload.kernel.profile.timeout))
+    return timing if isinstance(timing, Failed) else Measured(candidate, built, timing)
+
+
+def decide(workload, results, child, *, preferred=(), journal):
+    results = dict(results)
+    _time_finalists(workload, results, child, journal.timed_again)
+    _refuse_nondeterministic(workload, results, child, journal.measured)
+    measured = [r for r in results.values() if isinstance(r, Measured)]
+    best = min(measured, key=lambda r: r.timing.latency).candidate.index if measured else None
+    return Decision(results, best, _time_reference(workload, results, child))

@@ -246,7 +246,7 @@ def _plan_searches(group: Group, workloads: Sequence[Workload]) -> list[tuple[li
 
 def _plan(group: Group, site: Site) -> dict[str, Workload]:
     """The workloads of a group by their paths."""
-    child = site.workshop.worker(group.frontend)
+    child = site.workshop.worker(group.frontend, group.target)
     planned: list[Workload] = []
     try:
         for kernel in group.kernels:
