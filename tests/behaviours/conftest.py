@@ -184,7 +184,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(link, "_compile", _compile_with_read_headers)
         monkeypatch.setattr(
-            compiling.Workshop, "worker", lambda self, frontend: Inline("tlaot.tune.worker", [frontend])
+            compiling.Workshop, "worker", lambda self, frontend, target: Inline("tlaot.tune.worker", [frontend])
         )
     yield tmp_path
     cache._MEMORY.clear()
@@ -210,10 +210,10 @@ class Tunings:
 def tunings(monkeypatch: pytest.MonkeyPatch) -> Tunings:
     counted, tune = Tunings(), session.tune
 
-    def counting(request: Any, scratch: Path) -> Any:
+    def counting(request: Any, *rest: Any) -> Any:
         counted.requests.append(request)
         counted.before()
-        return tune(request, scratch)
+        return tune(request, *rest)
 
     monkeypatch.setattr(tuner, "tune", counting)
     return counted

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tlaot
-from tlaot.autotuner.tuner import _key
+from tlaot.autotuner.keys import identify
 from tlaot.tune.timing import time_wall
 
 np = pytest.importorskip("numpy")
@@ -157,7 +157,7 @@ def test_021_compile_flags_are_used_and_in_the_key(lab: Any, tunings: Any) -> No
     for flags in (None, "-lineinfo", ["-DTWO=2", "-DONE"]):
         tuner = lab.tuner(functools.partial(lab.scale, 16), TILES)
         tuner.set_compile_args(out_idx=[-1], target=lab.target, compile_flags=flags).run()
-        keys.append(_key(tunings.requests[-1]))
+        keys.append(identify(tunings.requests[-1]).result)
     assert len(set(keys)) == len(tunings) == 3
 
 

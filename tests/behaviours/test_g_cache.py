@@ -17,7 +17,7 @@ import pytest
 import tlaot
 from tlaot import cli
 from tlaot.autotuner import cache, clear_cache, list_cache
-from tlaot.autotuner.tuner import _key
+from tlaot.autotuner.keys import identify
 from tlaot.errors import LoadError, PackageError
 
 np = pytest.importorskip("numpy")
@@ -99,16 +99,16 @@ def test_063_064_the_key_has_all_that_can_change_the_result(lab: Any, tunings: A
 
 
 def test_064_the_key_has_the_machine(lab: Any, tunings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tlaot.autotuner import tuner
+    from tlaot.autotuner import keys as keys_module
 
     run_scale(lab)
     request = tunings.requests[0]
-    identity = tuner.machine_identity(request)
+    identity = keys_module.machine_identity(request)
     assert set(identity) >= {"device", "distributions", "cc", "nvcc"}
-    keys = {_key(request)}
+    keys = {identify(request).result}
     for name in ("device", "distributions", "cc", "nvcc"):
-        monkeypatch.setattr(tuner, "machine_identity", lambda request, name=name: {**identity, name: "another"})
-        keys.add(_key(request))
+        monkeypatch.setattr(keys_module, "machine_identity", lambda request, name=name: {**identity, name: "another"})
+        keys.add(identify(request).result)
     assert len(keys) == 5
 
 
@@ -224,7 +224,7 @@ def test_070_processes_that_ask_for_the_same_wait_for_one_tuning(lab: Any, place
         from behaviours.conftest import Lab, Inline
         from tlaot.tune import compile as compiling
         session.Child = Inline
-        compiling.Workshop.worker = lambda self, frontend: Inline("tlaot.tune.worker", [frontend])
+        compiling.Workshop.worker = lambda self, frontend, target: Inline("tlaot.tune.worker", [frontend])
         lab, tune = Lab(), session.tune
         def counting(*args):
             open("tuned", "a").write("x")

@@ -1,0 +1,244 @@
+"""The tuning loop: what overlaps, what is restored, what an error leaves behind. Compiling and measuring are played."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tlaot.errors import SpecError
+from tlaot.manifest import digest_of
+from tlaot.target import parse_target
+from tlaot.tune import schedule
+from tlaot.tune.child import Failed
+from tlaot.tune.compile import Built
+from tlaot.tune.journal import Journal
+from tlaot.tune.measure import Decision, Measured
+from tlaot.tune.plan import Candidate, Workload
+from tlaot.tune.progress import Progress
+from tlaot.tune.record import candidate_keys
+from tlaot.tune.schedule import Stand, Tuned, tune_workloads
+from tlaot.tune.search import make_search
+from tlaot.tune.spec import KernelSpec
+from tlaot.tune.store import Store
+from tlaot.tune.timing import Timing
+
+TARGET = parse_target("cuda:sm_90a")
+CONFIGS = tuple({"t": index} for index in range(12))
+SHAPES = ({"N": 8}, {"N": 64}, {"N": 512})
+
+
+@dataclass
+class Play:
+    """A pool and children that do as told, and remember what happened when."""
+
+    folder: Path
+    compile: Callable[[Candidate], str | Failed] = lambda c: f"{c.workload.path} {c.index}"
+    measure: Callable[[Candidate], float | Failed] = lambda c: 1.0 + c.index
+    seconds: float = 0.002
+    jobs: int = 4
+    compiled: list[str] = field(default_factory=list)
+    screened: list[str] = field(default_factory=list)
+    decided: list[str] = field(default_factory=list)
+    compiling: int = 0
+    most_compiling: int = 0
+    overlapped: bool = False
+    killed: int = 0
+    limits: list[float | None] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.threads = ThreadPoolExecutor(self.jobs)
+
+    def submit(self, candidate: Candidate) -> Future[Built | Failed]:
+        return self.threads.submit(self._compile, candidate)
+
+    def _compile(self, candidate: Candidate) -> Built | Failed:
+        with self.lock:
+            self.compiling += 1
+            self.most_compiling = max(self.most_compiling, self.compiling)
+            self.compiled.append(candidate.label)
+        time.sleep(self.seconds * random.random() * 2)
+        made = self.compile(candidate)
+        with self.lock:
+            self.compiling -= 1
+        if isinstance(made, Failed):
+            return made
+        folder = self.folder / "scratch" / candidate.workload.path / str(candidate.index)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "executable.so").write_bytes(made.encode())
+        return Built(folder, digest_of(made.encode()), (), (1,), {"name": "tvm"}, {})
+
+    def kill(self) -> None:
+        self.killed += 1
+
+    def screen(
+        self, child: Any, workload: Workload, candidate: Candidate, built: Built, stop_above: float | None
+    ) -> Measured | Failed:
+        self.overlapped |= self.compiling > 0
+        with self.lock:
+            self.screened.append(candidate.label)
+            self.limits.append(stop_above)
+        time.sleep(self.seconds * random.random())
+        found = self.measure(candidate)
+        return found if isinstance(found, Failed) else Measured(candidate, built, Timing(found, 0.01, 9, "cudagraph"))
+
+    def decide(
+        self, workload: Workload, results: Mapping[int, Measured | Failed], child: Any, *, preferred: Any, journal: Any
+    ) -> Decision:
+        assert self.compiling == 0, "it is decided while candidates compile"
+        self.decided.append(f"{workload.path} {[dict(config) for config in preferred]}")
+        times = {index: result.timing.latency for index, result in results.items() if isinstance(result, Measured)}
+        return Decision(dict(results), min(times, key=times.__getitem__) if times else None, None, True, ())
+
+
+@pytest.fixture
+def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Tuned], Play]]:
+    def run(
+        search: str = "exhaustive", overlap: bool = True, children: int = 1, configs: Any = CONFIGS, **play: Any
+    ) -> tuple[dict[str, Tuned], Play]:
+        stage = Play(tmp_path, **{key: value for key, value in play.items() if key != "stand"})
+        monkeypatch.setattr(schedule, "screen", stage.screen)
+        monkeypatch.setattr(schedule, "decide", stage.decide)
+        kernel = KernelSpec("k", "tvm", "m:f", (TARGET,), SHAPES, tuple(configs), "tltune.toml", search=search)
+        workloads = [Workload(kernel, TARGET, shape, tuple(configs)) for shape in SHAPES]
+        store = Store(tmp_path / "store", lambda c: candidate_keys(c, "s", {}, "d"), print)
+        journal = Journal(tmp_path / "autotuner.log", lambda text: None)
+        stand = Stand(
+            pool=stage,  # type: ignore[arg-type]
+            children=[stage] * children,  # type: ignore[list-item]
+            store=store,
+            journal=journal,
+            progress=Progress(lambda text: None),
+            overlap=overlap,
+            **play.get("stand", {}),
+        )
+        found: dict[str, Tuned] = {}
+        try:
+            plans = [(workloads, make_search(kernel, workloads))]
+            tune_workloads(plans, stand, lambda t: found.__setitem__(t.workload.path, t))
+        except BaseException as error:
+            error.stage = stage  # type: ignore[attr-defined]
+            raise
+        finally:
+            stage.threads.shutdown()
+        return found, stage
+
+    return run
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("children", [1, 3])
+def test_every_candidate_is_compiled_and_screened_once(tune: Any, overlap: bool, children: int) -> None:
+    found, play = tune(overlap=overlap, children=children)
+    assert len(play.compiled) == len(set(play.compiled)) == len(SHAPES) * len(CONFIGS)
+    assert sorted(play.screened) == sorted(play.compiled)
+    assert [tuned.decision.winner_index for tuned in found.values()] == [0, 0, 0]
+    assert all(isinstance(outcome, Measured) for tuned in found.values() for outcome in tuned.outcomes)
+    assert all(o.candidate.index == i for tuned in found.values() for i, o in enumerate(tuned.outcomes))
+    assert play.overlapped == overlap and play.most_compiling > 1
+
+
+def test_one_device_stays_with_a_workload_as_long_as_it_can(tune: Any) -> None:
+    _, play = tune(overlap=False)
+    shapes = [label.split("#")[0] for label in play.screened]
+    assert sum(a != b for a, b in zip(shapes, shapes[1:], strict=False)) <= len(SHAPES) + 1
+
+
+def test_what_other_shapes_chose_is_told_when_it_is_decided(tune: Any) -> None:
+    _, play = tune(measure=lambda c: 1.0 + abs(c.index - 5))
+    assert play.decided[0].endswith("[]") and play.decided[2].endswith("[{'t': 5}, {'t': 5}]")
+
+
+def test_failures_at_every_stage_are_outcomes(tune: Any) -> None:
+    found, play = tune(
+        compile=lambda c: Failed("lower", "no") if c.index % 3 == 0 else f"{c.workload.path} {c.index}",
+        measure=lambda c: Failed("check", "wrong") if c.index % 3 == 1 else 1.0 + c.index,
+    )
+    for tuned in found.values():
+        kinds = [o.stage if isinstance(o, Failed) else "measured" for o in tuned.outcomes]
+        assert kinds == ["lower", "check", "measured"] * 4
+        assert tuned.decision.winner_index == 2
+    assert len(play.screened) == len(SHAPES) * 8
+
+
+def test_nothing_left_is_a_decision_without_a_winner(tune: Any) -> None:
+    found, _ = tune(measure=lambda c: Failed("check", "wrong"))
+    assert all(tuned.decision.winner_index is None for tuned in found.values())
+
+
+def test_equal_binaries_are_screened_once_and_share_what_became_of_them(tune: Any) -> None:
+    found, play = tune(
+        compile=lambda c: f"{c.workload.path} {c.index // 4}",
+        measure=lambda c: Failed("check", "wrong") if c.index // 4 == 1 else 1.0,
+    )
+    assert len(play.screened) == len(SHAPES) * 3
+    for tuned in found.values():
+        kinds = [isinstance(outcome, Measured) for outcome in tuned.outcomes]
+        assert kinds == [True] * 4 + [False] * 4 + [True] * 4
+        assert [o.candidate.index for o in tuned.outcomes if isinstance(o, Measured)] == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
+def test_a_second_tuning_repeats_nothing_and_a_new_config_costs_one(tune: Any) -> None:
+    first, _ = tune()
+    again, play = tune()
+    assert play.compiled == play.screened == [] and len(play.decided) == len(SHAPES)
+    assert [t.decision.winner_index for t in again.values()] == [t.decision.winner_index for t in first.values()]
+    more, play = tune(configs=(*CONFIGS, {"t": 99}))
+    assert len(play.compiled) == len(play.screened) == len(SHAPES)
+    assert all(len(tuned.outcomes) == 13 for tuned in more.values())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tuning_that_was_stopped_goes_on_where_it_was(tune: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    stop_at, count = chance.randrange(1, 36), 0
+
+    def stop(candidate: Candidate) -> float:
+        nonlocal count
+        count += 1
+        if count == stop_at:
+            raise KeyboardInterrupt
+        return 1.0 + candidate.index
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        tune(measure=stop)
+    before = stopped.value.stage  # type: ignore[attr-defined]
+    assert before.killed == 1
+    found, play = tune()
+    # The one that was under way when it stopped is the only one to be screened twice.
+    assert len(play.screened) == len(SHAPES) * len(CONFIGS) - (stop_at - 1)
+    assert [tuned.decision.winner_index for tuned in found.values()] == [0, 0, 0]
+
+
+def test_what_on_built_raises_ends_the_tuning_at_once(tune: Any) -> None:
+    def refuse(candidate: Candidate, built: Built) -> None:
+        raise SpecError("inputs", "must be given", "")
+
+    with pytest.raises(SpecError, match="must be given") as raised:
+        tune(stand={"on_built": refuse}, seconds=0.02)
+    play = raised.value.stage  # type: ignore[attr-defined]
+    assert play.killed == 1 and play.screened == [] and len(play.compiled) < len(SHAPES) * len(CONFIGS)
+
+
+def test_early_stop_knows_the_best_of_the_same_workload(tune: Any) -> None:
+    _, play = tune(stand={"early_stop_factor": 2.0}, overlap=False, measure=lambda c: 3.0)
+    assert set(play.limits) == {None, 6.0}
+    _, play = tune(configs=tuple({"u": index} for index in range(3)))
+    assert set(play.limits) == {None}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_search_that_waits_for_results_gets_them(tune: Any, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, play = tune(search="guided", overlap=overlap)
+    tried = len(play.screened)
+    outcomes = [outcome for tuned in found.values() for outcome in tuned.outcomes]
+    assert tried == sum(isinstance(outcome, Measured) for outcome in outcomes)
+    assert len(outcomes) == len(SHAPES) * len(CONFIGS)
