@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -308,10 +309,19 @@ def serve(
         os.chdir(folder)
 
 
+# TVM's ScheduleError names the primitive, shows the whole module, and says why after that.
+_SCHEDULE_ERROR = re.compile(
+    r"schedule primitive '(?P<primitive>[^']*)'.*^Error message: (?:ScheduleError: )?(?P<reason>[^\n]+)", re.DOTALL | re.MULTILINE
+)
+
+
 def one_line(error: BaseException) -> str:
     """The gist of an exception on one line of a readable length."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
+    schedule = _SCHEDULE_ERROR.search(str(error))
+    if schedule is not None:
+        return f"{name}: {schedule['primitive']}: {schedule['reason']}"[:400]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # TVM puts a stack trace of C++ frames before or after the message; the last line that is none says most.
     lines = [line for line in lines if not line.startswith(("File ", "at ", "0x", "Stack trace"))] or [""]
     announces = len(lines[0]) <= 12 or lines[0].endswith(":")  # what it is about stands in the next line
