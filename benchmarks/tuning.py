@@ -6,6 +6,7 @@ The space is the article's float16 GEMM: block_M, block_N in (64, 128), block_K 
     1024, 4096  this space at 1024^3 and 4096^3: TileLang's AutoTuner plain (AutoTuner.from_kernel, which compiles in parallel;
                 its decorator compiles one by one), the same with use_pipeline and early_stop, and tlaot
     shapes      16 shapes of this GEMM: one build of all together against 16 single tunings in one warm process
+    table       only the times of all configs on the 16 shapes (not by default: shapes makes them)
     load        tlaot at 1024^3 in quiet, with a process spinning on every processor, and with another process on the GPU
 
 Each system runs in a process of its own, which imports everything and tunes one tiny kernel before its clock starts; its caches
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
+import os
 import sys
 import tempfile
 import time
@@ -39,6 +40,8 @@ from tuning_shared import (
     brief,
     busy_cpus,
     judge_load,
+    microseconds,
+    print_systems,
     regret,
     spinning,
     text_of,
@@ -116,33 +119,9 @@ def compare_systems(bench: Bench, truth: Truth, sizes: Sequence[int], runs: int,
                 runs_made.append({"size": size, "run": number + 1, "system": system, **one})
             bench.keep("systems", runs_made)
     for size, times in zip(sizes, truth.of(shapes), strict=True):
-        _print_systems(bench, size, times, [run for run in runs_made if run["size"] == size])
+        title = f"{size}^3, {len(CONFIGS)} configs, cold"
+        print_systems(bench, title, times, [run for run in runs_made if run["size"] == size], "TileLang")
     bench.keep("systems", runs_made)
-
-
-def _print_systems(bench: Bench, size: int, times: Times, runs: Sequence[dict[str, Any]]) -> None:
-    plain = [run["wall"] for run in runs if run["system"] == "TileLang"]
-    base = statistics.median(plain) if plain else None
-    rows = []
-    for run in runs:
-        run["regret"] = regret(times, run["config"])
-        run["retimed"] = times.get(text_of(run["config"]))
-        ratio = None if base is None else run["wall"] / base
-        rows.append(
-            [run["run"], run["system"], run["wall"], ratio, brief(run["config"]), _us(run["latency"]),
-             _us(run["retimed"]), run["regret"]]
-        )  # fmt: skip
-    head = ["run", "system", "wall s", "x TileLang plain", "winner", "its own us", "re-timed us", "regret"]
-    bench.table(f"{size}^3, 32 configs, cold; the best is {_us(best_of(times))} us", head, rows)
-    for system in SYSTEMS:
-        mine = [run for run in runs if run["system"] == system]
-        if mine:
-            wall = statistics.median(run["wall"] for run in mine)
-            worst = max((run["regret"] for run in mine if run["regret"] is not None), default=float("nan"))
-            ratio_text = "" if base is None else f", {wall / base:.2f} x TileLang plain"
-            bench.say(
-                f"{size}^3 {system}: median wall {wall:.2f} s{ratio_text}, worst regret of {len(mine)}: {worst:.4f}"
-            )
 
 
 def compare_many_shapes(bench: Bench, truth: Truth, search: str, target: str) -> None:
@@ -167,7 +146,7 @@ def compare_many_shapes(bench: Bench, truth: Truth, search: str, target: str) ->
         winner = together.get("winners", {}).get(text_of(shape))
         alone = single[position] if single else {}
         rows.append(
-            ["x".join(map(str, shape.values())), _us(best_of(times)), "-" if winner is None else brief(winner),
+            ["x".join(map(str, shape.values())), microseconds(best_of(times)), "-" if winner is None else brief(winner),
              regret(times, winner), brief(alone.get("config", {})), regret(times, alone.get("config")), alone.get("wall")]
         )  # fmt: skip
     head = ["M x N x K", "best us", "winner together", "regret", "winner alone", "regret", "wall alone s"]
@@ -221,15 +200,11 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.1)
 
 
-def _us(ms: float | None) -> str:
-    return "-" if ms is None else f"{ms * 1e3:.2f}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", nargs="+", choices=["1024", "4096", "shapes", "load"], metavar="PART",
-        help="of 1024, 4096, shapes, load; default: all",
+        "--only", nargs="+", choices=["1024", "4096", "shapes", "load", "table"], metavar="PART",
+        help="of 1024, 4096, shapes, load, table; default: all but table",
     )  # fmt: skip
     parser.add_argument("--runs", type=int, default=5, help="runs of tlaot at 1024^3 and 4096^3 (5)")
     parser.add_argument("--tilelang-runs", type=int, default=1, help="runs of TileLang beside them (1)")
@@ -238,7 +213,12 @@ def main() -> None:
         "--search", default="guided", help='search of the build of 16 shapes ("guided"; "" for the default)'
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE, as they come")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="write every config's time on all 16 shapes to FILE")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        metavar="FILE",
+        help="write the times of all configs on the shapes that were re-timed to FILE",
+    )
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what each process printed and autotuner.log")
     options = parser.parse_args()
     parts = options.only or ["1024", "4096", "shapes", "load"]
@@ -248,12 +228,13 @@ def main() -> None:
         machine = bench.run("device")
         bench.keep("device", machine)
         bench.say(f"{machine['gpu']}, {machine['target']}, {machine['cpus']} processors, {machine['versions']}")
+        bench.say(f"load average when it began: {os.getloadavg()[0]:.1f}")
         sizes = [int(part) for part in parts if part in ("1024", "4096")]
         if sizes:
             compare_systems(bench, truth, sizes, options.runs, options.tilelang_runs)
         if "shapes" in parts:
             compare_many_shapes(bench, truth, options.search, machine["target"])
-        elif options.table is not None:
+        elif "table" in parts:
             truth.of(SHAPES)
         if "load" in parts:
             tune_under_load(bench, truth)

@@ -175,6 +175,36 @@ def statements(folder: Path, warned: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(line.strip() for line in lines if _DISTRUST.search(line)))
 
 
+def print_systems(bench: Bench, title: str, times: Times, runs: Sequence[dict[str, Any]], base: str) -> None:
+    """Print the tunings of one workload by several systems, and a line a system; adds ``retimed`` and ``regret`` to each.
+
+    Args:
+        bench: The run.
+        title: Of the table.
+        times: Of every config.
+        runs: ``run``, ``system``, ``wall``, ``config`` and ``latency`` of each.
+        base: The system whose wall time the others' are divided by.
+    """
+    walls = [run["wall"] for run in runs if run["system"] == base]
+    base_wall = statistics.median(walls) if walls else float("nan")
+    rows = []
+    for run in runs:
+        run["retimed"], run["regret"] = times.get(text_of(run["config"])), regret(times, run["config"])
+        own, retimed = microseconds(run["latency"]), microseconds(run["retimed"])
+        ratio = run["wall"] / base_wall
+        rows.append([run["run"], run["system"], run["wall"], ratio, brief(run["config"]), own, retimed, run["regret"]])
+    head = ["run", "system", "wall s", f"x {base}", "winner", "its own us", "re-timed us", "regret"]
+    bench.table(f"{title}; the best is {microseconds(best_of(times))} us", head, rows)
+    for system in dict.fromkeys(run["system"] for run in runs):
+        mine = [run for run in runs if run["system"] == system]
+        wall = statistics.median(run["wall"] for run in mine)
+        known = [run["regret"] for run in mine if run["regret"] is not None] or [float("nan")]
+        bench.say(
+            f"{system}: median wall {wall:.2f} s, {wall / base_wall:.3f} x {base}; regret of {len(mine)} runs at most "
+            f"{max(known):.4f}; slowest over fastest winner {max(known) / min(known):.4f}"
+        )
+
+
 def judge_load(bench: Bench, title: str, times: Times, quiet: Config, runs: Mapping[str, Any], within: float) -> None:
     """Print, for tunings under load, whether the winner is the quiet one's equal, or what the tuner said of its measurement.
 
@@ -224,6 +254,10 @@ def spinning(commands: Sequence[Sequence[str]], **options: Any) -> Iterator[None
             child.kill()
         for child in children:
             child.wait()
+
+
+def microseconds(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms * 1e3:.2f}"
 
 
 def _cell(value: Any) -> str:
