@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -221,6 +222,7 @@ def main() -> None:
     )
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what each process printed and autotuner.log")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes of a task end with this one
     parts = options.only or ["1024", "4096", "shapes", "load"]
     with tempfile.TemporaryDirectory(prefix="tuning-", ignore_cleanup_errors=True) as scratch:
         bench = Bench(TASKS, options.json, (options.logs or Path(scratch)).resolve())

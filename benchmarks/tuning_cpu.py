@@ -17,7 +17,9 @@ import argparse
 import functools
 import itertools
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -240,6 +242,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE, as they come")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what each process printed and autotuner.log")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes of a task end with this one
     with tempfile.TemporaryDirectory(prefix="tuning-", ignore_cleanup_errors=True) as scratch:
         bench = Bench(Path(__file__), options.json, (options.logs or Path(scratch)).resolve())
         machine = bench.run("device")
