@@ -1,34 +1,60 @@
-"""Check and time candidates, one at a time, in a killable child that has the device to itself."""
+"""Check and time candidates, one at a time, in a killable child that has the device to itself.
+
+``screen`` says of each candidate whether it is right and about how fast it is; it is short, and others may compile meanwhile.
+:func:`~tlaot.tune.decide.decide` says which is the best.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..manifest import param_to_json
+from .asking import Measured, ask, candidate_request, prepare, read_timing, wake, workload_request
 from .child import Child, Failed
-from .compile import EXECUTABLE, Built
-from .plan import Candidate, Workload, canonical
+from .compile import Built
+from .decide import Decision, Log, decide
+from .device_lock import exclusive
+from .plan import Candidate, Workload
 from .timing import Timing
 
-__all__ = ["Measured", "measure_workload", "merge_results"]
-
-# Candidates this close to the fastest are timed again, in turns: one pass cannot tell them apart.
-_FINALIST_MARGIN = 1.15
-_MOST_FINALISTS = 4
-_ROUNDS = 5
+__all__ = ["Decision", "Log", "Measured", "decide", "measure_workload", "merge_results", "screen"]
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A candidate that compiled, was right and was timed; ``timing`` is the last one made of it."""
+def screen(
+    child: Child,
+    workload: Workload,
+    candidate: Candidate,
+    built: Built,
+    stop_above: float | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Measured | Failed:
+    """Check a candidate and time it shortly.
 
-    candidate: Candidate
-    built: Built
-    timing: Timing
+    Args:
+        child: A measuring child; it makes the workload's inputs at its first candidate.
+        workload: What the candidate is of.
+        candidate: The candidate.
+        built: Its files.
+        stop_above: Where its first few calls take longer than this many ms each, that is its time: it cannot win.
+        say: Told once where another process has the device and is waited for; the wait is not the candidate's.
+
+    Returns:
+        Its time, or why it has none. A child that it crashed or hung is replaced at the next request.
+    """
+    device = wake(child)
+    if isinstance(device, Failed):
+        return device
+    request = workload_request(workload, built)
+    with exclusive(device, say or (lambda text: None)):
+        unprepared = prepare(child, request, workload.kernel.profile.timeout)
+        if unprepared is not None:
+            return unprepared
+        asked = {**request, "op": "measure", "candidate": candidate_request(built), "stop_above": stop_above}
+        timing = read_timing(ask(child, asked, workload.kernel.profile.timeout))
+    return timing if isinstance(timing, Failed) else Measured(candidate, built, timing)
 
 
 def measure_workload(
@@ -60,7 +86,7 @@ def measure_workload(
     twins: list[tuple[Candidate, int]] = []
     waiting, lock = iter(built), threading.Lock()
 
-    def screen(child: Child) -> None:
+    def screen_all(child: Child) -> None:
         while True:
             with lock:
                 candidate, item = next(waiting, (None, None))
@@ -71,26 +97,45 @@ def measure_workload(
                 if first != candidate.index:
                     twins.append((candidate, first))
                     continue
-            request = {**_workload_request(workload, item), "op": "measure", "candidate": _candidate_request(item)}
-            if early_stop_factor is not None and best is not None:
-                request["stop_above"] = best * early_stop_factor
-            timing = _timing(child.request(request, workload.kernel.profile.timeout))
-            progress(candidate, timing)
+            limit = None if early_stop_factor is None or best is None else best * early_stop_factor
+            result = screen(child, workload, candidate, item, limit)
+            progress(candidate, result.timing if isinstance(result, Measured) else result)
             with lock:
-                results[candidate.index] = timing if isinstance(timing, Failed) else Measured(candidate, item, timing)
+                results[candidate.index] = result
 
     if len(children) == 1:
-        screen(children[0])
+        screen_all(children[0])
     else:
         with ThreadPoolExecutor(len(children)) as pool:
-            list(pool.map(screen, children))
-    _time_finalists(workload, results, children[0], again or (lambda candidate, timing: None))
-    _refuse_nondeterministic(workload, results, children[0], progress)
+            list(pool.map(screen_all, children))
+    decision = decide(workload, results, children[0], journal=_Callbacks(progress, again))
+    results = decision.results
     for candidate, first in twins:
         outcome = results[first]
         progress(candidate, outcome if isinstance(outcome, Failed) else outcome.timing)
         results[candidate.index] = outcome if isinstance(outcome, Failed) else replace(outcome, candidate=candidate)
-    return results, _time_reference(workload, results, children[0])
+    return results, decision.reference
+
+
+@dataclass(frozen=True)
+class _Callbacks:
+    """A log that tells two functions of results, and nobody of the rest."""
+
+    progress: Callable[[Candidate, Timing | Failed], None]
+    again: Callable[[Candidate, Timing], None] | None
+
+    def say(self, text: str) -> None:
+        pass
+
+    def write(self, text: str) -> None:
+        pass
+
+    def measured(self, candidate: Candidate, outcome: Timing | Failed) -> None:
+        self.progress(candidate, outcome)
+
+    def timed_again(self, candidate: Candidate, timing: Timing) -> None:
+        if self.again is not None:
+            self.again(candidate, timing)
 
 
 def merge_results(
@@ -98,100 +143,3 @@ def merge_results(
 ) -> list[Measured | Failed]:
     """One result a config, in order: what compiling or measuring said of it."""
     return [outcome if isinstance(outcome, Failed) else measured[index] for index, outcome in enumerate(outcomes)]
-
-
-def _time_finalists(
-    workload: Workload,
-    results: dict[int, Measured | Failed],
-    child: Child,
-    again: Callable[[Candidate, Timing], None],
-) -> None:
-    """Replace the timings of the fastest candidates by ones made in turns, so that drift of the machine hits all alike."""
-    measured = [(index, result) for index, result in sorted(results.items()) if isinstance(result, Measured)]
-    if len(measured) < 2:
-        return
-    measured.sort(key=lambda item: item[1].timing.latency)
-    limit = measured[0][1].timing.latency * _FINALIST_MARGIN
-    finalists = [item for item in measured[:_MOST_FINALISTS] if item[1].timing.latency <= limit]
-    if len(finalists) < 2:
-        return
-    request = {
-        **_workload_request(workload, finalists[0][1].built),
-        "op": "finals",
-        "rounds": _ROUNDS,
-        "candidates": [_candidate_request(result.built) for _, result in finalists],
-    }
-    answer = child.request(request, workload.kernel.profile.timeout * len(finalists))
-    if isinstance(answer, Failed):
-        return  # the single timings stand
-    for (index, result), kept in zip(finalists, answer["timings"], strict=True):
-        best = min((Timing(**timing) for timing in kept), key=lambda timing: timing.latency)
-        again(result.candidate, best)
-        results[index] = Measured(result.candidate, result.built, best)
-
-
-def _refuse_nondeterministic(
-    workload: Workload,
-    results: dict[int, Measured | Failed],
-    child: Child,
-    progress: Callable[[Candidate, Timing | Failed], None],
-) -> None:
-    """Run the fastest candidate twice more and compare bit by bit, until one gives the same twice: a race is often right once."""
-    if not (workload.kernel.check and workload.kernel.deterministic):
-        return
-    while measured := [result for result in results.values() if isinstance(result, Measured)]:
-        best = min(measured, key=lambda result: (result.timing.latency, result.candidate.index))
-        request = {
-            **_workload_request(workload, best.built),
-            "op": "check",
-            "candidate": _candidate_request(best.built),
-            "deterministic": True,
-        }
-        answer = child.request(request, workload.kernel.profile.timeout)
-        if not isinstance(answer, Failed):
-            return
-        results[best.candidate.index] = answer
-        progress(best.candidate, answer)
-
-
-def _time_reference(workload: Workload, results: Mapping[int, Measured | Failed], child: Child) -> Timing | None:
-    winner = next((result for result in results.values() if isinstance(result, Measured)), None)
-    if winner is None or workload.kernel.reference is None:
-        return None
-    request = {**_workload_request(workload, winner.built), "op": "reference"}
-    timing = _timing(child.request(request, workload.kernel.profile.timeout))
-    return None if isinstance(timing, Failed) else timing
-
-
-def _timing(answer: dict[str, Any] | Failed) -> Timing | Failed:
-    if isinstance(answer, Failed):
-        return answer
-    return Timing(**answer) if answer else Failed("time", "there is nothing to time")
-
-
-def _workload_request(workload: Workload, built: Built) -> dict[str, Any]:
-    kernel = workload.kernel
-    params = [param_to_json(param) for param in built.params]
-    return {
-        # Candidates of one workload share their inputs and expected outputs as long as their signature is the same.
-        "key": canonical([workload.path, params, list(built.out_idx)]),
-        "params": params,
-        "out_idx": list(built.out_idx),
-        "shape": dict(workload.shape),
-        "inputs": kernel.inputs,
-        "inputs_style": kernel.inputs_style,
-        "inputs_file": kernel.inputs_file,
-        "supply": dict(kernel.supply),
-        "reference": kernel.reference,
-        "manual_check": kernel.manual_check,
-        "check": kernel.check,
-        "rtol": kernel.rtol,
-        "atol": kernel.atol,
-        "max_mismatched_ratio": kernel.max_mismatched_ratio,
-        "profile": asdict(kernel.profile),
-        "where": kernel.where,
-    }
-
-
-def _candidate_request(built: Built) -> Mapping[str, Any]:
-    return {"path": str(built.folder / EXECUTABLE), "digest": asdict(built.digest)}
