@@ -184,7 +184,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(link, "_compile", _compile_with_read_headers)
         monkeypatch.setattr(
-            compiling.Workshop, "worker", lambda self, frontend: Inline("tlaot.tune.worker", [frontend])
+            compiling.Workshop, "worker", lambda self, frontend, target: Inline("tlaot.tune.worker", [frontend])
         )
     yield tmp_path
     cache._MEMORY.clear()

@@ -224,7 +224,7 @@ def test_070_processes_that_ask_for_the_same_wait_for_one_tuning(lab: Any, place
         from behaviours.conftest import Lab, Inline
         from tlaot.tune import compile as compiling
         session.Child = Inline
-        compiling.Workshop.worker = lambda self, frontend: Inline("tlaot.tune.worker", [frontend])
+        compiling.Workshop.worker = lambda self, frontend, target: Inline("tlaot.tune.worker", [frontend])
         lab, tune = Lab(), session.tune
         def counting(*args):
             open("tuned", "a").write("x")

@@ -50,6 +50,7 @@ class Measurer:
         """Answer a request.
 
         ``wake``: say which device and workload this is, having imported what it takes. ``prepare``: make the inputs and run the reference.
+        ``probe``: time equal pieces of work, to see whether others use the device.
         ``measure``: check one candidate if asked to, and time it shortly. ``check``: check it only. ``rounds``: take the samples of
         several candidates in turns. ``reference``: time that. ``open``: load packaged files, which needs no device.
 
@@ -83,6 +84,9 @@ class Measurer:
             return {"opened": len(request["candidates"])}
         if op == "wake":
             return {"device": self._wake(), "key": None if self._bench is None else self._bench.key, "pid": os.getpid()}
+        if op == "probe":
+            announce("probe")
+            return {"times": self._clock("auto").probe()}
         announce("prepare")
         bench = self._prepare(request)
         if op == "prepare":
