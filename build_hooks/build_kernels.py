@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
             self._say(f"tlaot: tune=off: {spec.package} gets no kernels")
             return
         self._check_package(spec)
+        self._check_dependencies()
         from ..tune.pipeline import build_package
 
         build_package(spec.path, self._import_root(spec), output, settings, self._say)
@@ -132,6 +134,15 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
                 f"{spec.path.name} [tlaot] package",
                 f"the project has no package {spec.package!r}",
                 f"Its packages are: {', '.join(packages) or '(none)'}; see [tool.setuptools] packages in pyproject.toml.",
+            )
+
+    def _check_dependencies(self) -> None:
+        """Warn where whoever installs the wheel would not get what loads its kernels."""
+        asked = [self.distribution.get_name(), *(self.distribution.install_requires or ())]
+        if not any(re.match(r"\s*tlaot\s*($|[^\w.-])", requirement) for requirement in asked):
+            self.warn(
+                "tlaot is not among the project's dependencies: who installs this wheel alone cannot load its kernels. "
+                'Write dependencies = ["tlaot"] in [project].'
             )
 
     def _source_root(self, package: str) -> Path:

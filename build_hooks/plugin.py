@@ -6,6 +6,8 @@ before it imports anything.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,10 @@ __all__ = ["add_build_kernels", "has_spec"]
 
 def add_build_kernels(distribution: Distribution) -> None:
     """Add ``build_kernels`` to the ``build`` of a project that has a ``tltune.toml``; leave others alone."""
-    if not has_spec(Path.cwd()) or "get_command_class" in vars(distribution):
+    if not has_spec(Path.cwd()):
+        _warn_of_no_spec(distribution)
+        return
+    if "get_command_class" in vars(distribution):
         return
     _check_setuptools()
     # Not by cmdclass: [tool.setuptools.cmdclass] is read later and replaces the whole dict, and then a wheel would
@@ -34,6 +39,30 @@ def has_spec(project: Path) -> bool:
         return "[tool.tlaot" in (project / "pyproject.toml").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
+
+
+def _warn_of_no_spec(distribution: Distribution) -> None:
+    """Say that a wheel gets no kernels where the project's build asks for tlaot; not where tlaot is merely installed."""
+    if "bdist_wheel" in (distribution.script_args or ()) and _asks_for_tlaot(Path("pyproject.toml")):
+        logging.getLogger(__name__).warning(
+            "tlaot: warning: there is no tltune.toml beside pyproject.toml: this wheel gets no kernels. "
+            "Write one, or take tlaot out of [build-system] requires."
+        )
+
+
+def _asks_for_tlaot(pyproject: Path) -> bool:
+    try:
+        text = pyproject.read_text(encoding="utf-8")
+        if "tlaot" not in text:
+            return False
+        try:
+            import tomllib
+        except ModuleNotFoundError:  # Python 3.10; tlaot's extras bring it
+            import tomli as tomllib
+        requires = tomllib.loads(text)["build-system"]["requires"]
+        return any(re.match(r"\s*tlaot\s*($|[^\w.-])", requirement) for requirement in requires)
+    except (OSError, ValueError, LookupError, TypeError, ImportError):
+        return False  # what is wrong with the file, setuptools says
 
 
 def _check_setuptools() -> None:

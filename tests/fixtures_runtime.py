@@ -44,7 +44,9 @@ def compile_source(source: str, **defines: int) -> bytes:
         subprocess.run(
             ["gcc", "-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{include}", str(SOURCES / source)]
             + [f"-D{name}={value}" for name, value in defines.items()]
-            + ["-lm", "-Wl,-z,nodelete", "-o", str(out)],
+            # As link.py does. The C library runs what gcc's start files register for the end of the process, by addresses in
+            # the library's data: once a test has overwritten the file, that is a jump to nowhere.
+            + ["-nostartfiles", "-lm", "-Wl,-z,nodelete", "-o", str(out)],
             check=True,
         )
         return out.read_bytes()

@@ -318,6 +318,68 @@ def test_tag_is_one_that_auditwheel_agrees_with(
     assert 0 <= int(theirs[1]) - int(ours[1]) <= 1
 
 
+NO_SPEC = "tlaot: warning: there is no tltune.toml beside pyproject.toml: this wheel gets no kernels."
+
+
+@pytest.mark.parametrize(
+    ("requires", "hook", "warns"),
+    [
+        ('["setuptools>=77", "tlaot[tvm]"]', "build_wheel", True),
+        ("['tlaot>=0.1; python_version > \"3\"', 'setuptools>=77']", "build_wheel", True),
+        ('["setuptools>=77", "tlaot[tvm]"]', "build_sdist", False),
+        ('["setuptools>=77", "tlaot-extras"]', "build_wheel", False),
+        ('["setuptools>=77"]  # tlaot', "build_wheel", False),
+    ],
+)
+def test_a_build_that_asks_for_tlaot_and_has_no_spec_warns(
+    binary: Path, tmp_path: Path, requires: str, hook: str, warns: bool
+) -> None:
+    """A forgotten or misnamed tltune.toml; where tlaot is merely installed, nothing is said."""
+    project = copy_project("flat_plugin", tmp_path / "project")
+    (project / "tltune.toml").rename(project / "tl_tune.toml")
+    pyproject = project / "pyproject.toml"
+    text = pyproject.read_text().replace('requires = ["setuptools>=77", "tlaot[tvm]"]', f"requires = {requires}")
+    pyproject.write_text(text)
+    done = call_hook(project, PLUGIN, hook, binary, tmp_path / "out")
+    assert done.path.is_file()
+    assert done.output.count(NO_SPEC) == warns
+    assert done.calls == []
+
+
+@pytest.mark.parametrize(
+    ("dependencies", "warns"),
+    [
+        ('dependencies = ["tlaot"]', False),
+        ('dependencies = ["numpy", "tlaot>=0.1"]', False),
+        ('dependencies = ["tlaot-extras", "numpy"]', True),
+        ("", True),
+        ('dynamic = ["dependencies"]', False),
+    ],
+)
+def test_a_wheel_whose_users_would_lack_the_loader(
+    binary: Path, tmp_path: Path, dependencies: str, warns: bool
+) -> None:
+    project = copy_project("flat_plugin", tmp_path / "project")
+    pyproject = project / "pyproject.toml"
+    text = pyproject.read_text().replace('dependencies = ["tlaot"]', dependencies)
+    if "dynamic" in dependencies:
+        text += '[tool.setuptools.dynamic]\ndependencies = { file = ["needs.txt"] }\n'
+        (project / "needs.txt").write_text("numpy\ntlaot >= 0.1\n")
+    pyproject.write_text(text)
+    done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out")
+    assert done.path.is_file()
+    assert ("tlaot is not among the project's dependencies" in done.output) == warns
+
+
+def test_setuptools_keeps_settings_to_itself(binary: Path, tmp_path: Path) -> None:
+    """What README says: with setuptools' own backend ``-C`` does nothing, and the variable does."""
+    project = copy_project("flat_plugin", tmp_path / "project")
+    done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out", config={"tune": "off"})
+    assert [call["settings"]["tune"] for call in done.calls] == ["on"]
+    done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "off", environ={"TLAOT_TUNE": "off"})
+    assert done.calls == []
+
+
 def test_build_command_of_the_project_still_runs(binary: Path, tmp_path: Path) -> None:
     done = call_hook(copy_project("setup_py", tmp_path / "project"), PLUGIN, "build_wheel", binary, tmp_path / "out")
     assert "setup_kernels/note.txt" in done.names()

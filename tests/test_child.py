@@ -190,6 +190,21 @@ def test_one_line() -> None:
     assert one_line(KeyError()) == "KeyError"
 
 
+def test_one_line_of_tvm_s_schedule_error() -> None:
+    """The primitive stands in its first line, why in its last, and the whole module between them."""
+
+    class ScheduleError(Exception):
+        pass
+
+    text = (
+        "ScheduleError: An error occurred in the schedule primitive 'split'.\n\nThe IR with diagnostic is:\n"
+        + "x\n" * 99
+    )
+    error = ScheduleError(text + "Error message: ScheduleError: The product of factors is too small.\n")
+    assert one_line(error) == "ScheduleError: split: The product of factors is too small."
+    assert one_line(ScheduleError(text)).startswith("ScheduleError: ScheduleError: An error occurred")
+
+
 def _gone(pid: int) -> bool:
     for _ in range(100):
         try:

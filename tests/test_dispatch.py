@@ -146,15 +146,32 @@ def test_every_variant_is_listed_nearest_first() -> None:
     assert "cuda:sm_90a" in lines[-1]
 
 
+SCALED = variant("scale", [tensor("X", 4), scalar("s", "float32")], [], {})
+
+
 @pytest.mark.parametrize(
     ("variants", "arguments", "place", "remedy"),
     [
         ([gemm(4, 4, 8, "cuda:sm_90a")], of((4, 8), (8, 4)), CPU, r"\.cuda\(\)"),
         ([gemm(4, 4, 8)], of((4, 8), (8, 4)), H200, r"\.cpu\(\)"),
         ([gemm(4, 4, 8)], of((4, 8), (8, 4), dtype="float64"), CPU, "dtype"),
-        ([gemm(4, 4, 8)], of((5, 8), (8, 4)), CPU, "Nearest is {K=8, M=4, N=4}"),
+        # Padding: to the smallest in which every tensor has room; never where one has none, or another rank.
+        (
+            [gemm(16, 4, 8), gemm(8, 4, 8), gemm(4, 4, 8)],
+            of((5, 8), (8, 4)),
+            CPU,
+            "Pad to the next larger, {K=8, M=8, N=4}",
+        ),
+        ([gemm("m", 8, 8)], of((5, 8), (8, 4)), CPU, "Pad to the next larger, {K=8, N=8}"),
+        ([gemm(4, 4, 8)], of((5, 8), (8, 4)), CPU, "^Add the shape to tltune.toml"),
+        ([gemm(4, 4, 8)], of((3, 8), (8, 5)), CPU, "^Add the shape to tltune.toml"),
+        ([gemm("m", 4, 8)], of((7, 8), (8, 4), (6, 4)), CPU, "^Add the shape to tltune.toml"),
+        ([gemm(4, 4, 8)], of((8, 4), (4, 8)), CPU, "^Arguments 0 and 1 are swapped: {K=8, M=4, N=4} takes .A: float32"),
+        ([gemm(9, 9, 9), gemm(4, 4, 8)], of((4, 8), (4, 4), (8, 4)), CPU, "^Arguments 1 and 2 are swapped"),
+        ([SCALED], [Argument("float", None), Argument("float32", (4,))], CPU, "^Arguments 0 and 1 are swapped"),
         ([gemm(4, 4, 8)], [*of((4, 8)), Argument("int", None)], CPU, "Python numbers"),
-        ([gemm(4, 4, 8)], of((4, 8, 1), (8, 4)), CPU, "Nearest"),
+        ([gemm(4, 4, 8)], of((4, 8, 1), (8, 4)), CPU, "as many dimensions as in .A: float32.4, 8., B"),
+        ([gemm(4, 4, 8)], of((32,), (8, 4)), CPU, "as many dimensions as in"),
         ([], of((4, 8)), CPU, "Build the package"),
     ],
 )

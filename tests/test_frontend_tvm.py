@@ -76,3 +76,18 @@ def test_cuda_is_compiled_and_linked_without_a_gpu(arch: str) -> None:
 def test_a_config_that_the_factory_does_not_take() -> None:
     with pytest.raises((BuildError, ValueError), match="tiles"):
         compiled("llvm", tiles=3)
+
+
+def cut(N: int, factors: tuple[int, int] = (3, 5)) -> Any:
+    from tvm import te
+    from tvm.s_tir import Schedule
+
+    a = te.placeholder((N,), "float32", name="A")
+    schedule = Schedule(te.create_prim_func([a, te.compute((N,), lambda i: a[i] + 1.0, name="B")]))
+    schedule.split(schedule.get_loops(schedule.get_sblock("B"))[0], list(factors))
+    return schedule
+
+
+def test_why_a_schedule_is_refused() -> None:
+    with pytest.raises(BuildError, match="ScheduleError: split: The product of factors is not larger than or equal to"):
+        par_compile(cut, [{"N": 64}], compile_args=CompileArgs(target="llvm", out_idx=[-1]), frontend="tvm")

@@ -296,7 +296,7 @@ MISTAKES = [
     ("shapes", "[{ M = 64 }]", SpecError, "raised TypeError"),
     ("configs", '"tinypkg.kernels:nothing"', SpecError, "gives nothing for"),
     ("configs", '"tinypkg.kernels:broken"', SpecError, "the space cannot be made"),
-    ("configs", "[{ tiel = 1 }]", TuningError, "unused keys in config: ['tiel']"),
+    ("configs", "[{ tiel = 1 }]", TuningError, "unused config key 'tiel': the factory takes (N, factor, tile, mode), did you mean 'tile'?"),
     ("reference", '"tinypkg.kernels:refrence"', TuningError, "did you mean 'reference'"),
     ("inputs", '"tinypkg.kernels:wrong_inputs"', TuningError, "has dtype float64, the kernel takes float32"),
     ("out-idx", "[5]", TuningError, "out_idx 5 is outside the kernel's 2 parameters"),

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import CallError, DispatchError, did_you_mean
 from ..manifest import Param, Variant
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, parse_target
 
 __all__ = ["Argument", "Place", "Rejection", "describe_call", "describe_params", "pick_variant", "resolve"]
+
+# Which two of a call's arguments are swapped is looked for among this many; each pair is tried with every variant.
+_MOST_SWAPPED = 8
+
+Sizes: TypeAlias = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
@@ -276,11 +283,11 @@ def _no_variant(
     return DispatchError(
         where,
         f"no packaged variant fits {describe_call(arguments, place)}\n" + "\n".join(lines or ["  (none is packaged)"]),
-        _remedy(place, rejected),
+        _remedy(arguments, place, rejected),
     )
 
 
-def _remedy(place: Place, rejected: Sequence[Rejection]) -> str:
+def _remedy(arguments: Sequence[Argument], place: Place, rejected: Sequence[Rejection]) -> str:
     """The shortest way out: what the variants that come nearest have against the call."""
     if not rejected:
         return "Build the package with a target and a shape for this kernel."
@@ -294,6 +301,9 @@ def _remedy(place: Place, rejected: Sequence[Rejection]) -> str:
         if place.device_type == DLPACK_CPU:
             return "This is packaged for CUDA only: move the tensors to the GPU (.cuda())."
         return "This is packaged for the CPU only: move the tensors there (.cpu())."
+    swapped = _swapped(arguments, place, rejected)
+    if swapped is not None:
+        return "Arguments {} and {} are swapped: {} takes {}.".format(*swapped)
     if frozenset({"dtype"}) in only:
         return "Convert the tensors to the dtypes above, or add a kernel for theirs to tltune.toml and build it again."
     if frozenset({"strides"}) in only:
@@ -302,10 +312,53 @@ def _remedy(place: Place, rejected: Sequence[Rejection]) -> str:
         return "Pass scalars as Python numbers and tensors as tensors, in the order above."
     if frozenset({"factory"}) in only:
         return "Name factory arguments with values that were packaged."
-    near = min(rejected, key=lambda r: len(r.reasons)).variant
-    return (
-        f"Nearest is {_spell_workload(near)}: pad to it, or add the shape to tltune.toml and build the package again."
-    )
+    larger = [r.variant for r in rejected if r.kinds == {"shape"} and _pads_to(r.variant, arguments)]
+    if larger:
+        next_larger = _spell_workload(min(larger, key=_volume))
+        return f"Pad to the next larger, {next_larger}, or add the shape to tltune.toml and build the package again."
+    if all(_has_wrong_rank(r.variant, arguments) for r in rejected):
+        return f"Pass tensors of as many dimensions as in {describe_params(rejected[0].variant)}."
+    return "Add the shape to tltune.toml and build the package again."
+
+
+def _swapped(
+    arguments: Sequence[Argument], place: Place, rejected: Sequence[Rejection]
+) -> tuple[int, int, str, str] | None:
+    """Two arguments that fit a variant the other way round, and that variant."""
+    for left, right in itertools.combinations(range(min(len(arguments), _MOST_SWAPPED)), 2):
+        other = list(arguments)
+        other[left], other[right] = other[right], other[left]
+        for rejection in rejected:
+            variant = rejection.variant
+            if rejection.kinds <= {"shape", "dtype", "kind"} and not any(_mismatches(variant, other, place, {})):
+                return left, right, _spell_workload(variant), describe_params(variant)
+    return None
+
+
+def _tensor_pairs(variant: Variant, arguments: Sequence[Argument]) -> list[tuple[Sizes, tuple[int, ...]]]:
+    """The sizes that a variant wants of each tensor, with those of the call's."""
+    pairs = zip(given_params(variant, len(arguments)) or (), arguments, strict=False)
+    return [(p.shape, a.shape) for p, a in pairs if p.shape is not None and a.shape is not None]
+
+
+def _pads_to(variant: Variant, arguments: Sequence[Argument]) -> bool:
+    """Whether every tensor has the variant's rank, and no size above the variant's; symbolic sizes agree."""
+    sizes: dict[str, int] = {}
+    for wanted, found in _tensor_pairs(variant, arguments):
+        if len(wanted) != len(found):
+            return False
+        for want, got in zip(wanted, found, strict=True):
+            if (sizes.setdefault(want, got) != got) if isinstance(want, str) else want < got:
+                return False
+    return True
+
+
+def _has_wrong_rank(variant: Variant, arguments: Sequence[Argument]) -> bool:
+    return any(len(wanted) != len(found) for wanted, found in _tensor_pairs(variant, arguments))
+
+
+def _volume(variant: Variant) -> int:
+    return sum(math.prod(size for size in p.shape if isinstance(size, int)) for p in variant.params if p.shape)
 
 
 @cache

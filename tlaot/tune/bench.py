@@ -20,7 +20,7 @@ from .child import one_line
 from .supply import InputParam, Supply, supply_from_json, validate_supply
 from .transport import read_tensors
 
-__all__ = ["BROKEN", "Bench", "count_arguments", "fresh", "make_bench"]
+__all__ = ["BROKEN", "Bench", "count_arguments", "fresh", "make_bench", "restore"]
 
 # What an author's function raises when it is broken; anything else may be its verdict.
 BROKEN = (NameError, AttributeError, ImportError, TypeError, NotImplementedError, MemoryError)
@@ -110,6 +110,13 @@ def fresh(bench: Bench, reuse: bool = False) -> list[Any]:
     if reuse and bench.reuse:
         bench._work = list(made)
     return made
+
+
+def restore(bench: Bench, tensors: Sequence[Any]) -> None:
+    """Fill what a kernel works on in place as it was; what it only reads is so, and what it only writes does not matter."""
+    for index, param in enumerate(bench.params):
+        if param.written and param.shape is not None and index not in bench.out_idx:
+            bench.arrays.copy_into(tensors[index], bench.pristine[index])
 
 
 def count_arguments(function: Callable[..., Any]) -> tuple[int, float] | None:

@@ -6,9 +6,9 @@ over pipes of their own, so that whatever an author's module prints ends in the 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -18,25 +18,17 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ..runtime import load as runtime_load
+from .forkserver import BOOT, CannotStart, ForkServer
+from .processes import Process, Spawned, die_with_parent, kill_trees, spawn
 
-__all__ = ["Child", "Failed", "serve"]
+__all__ = ["Child", "Failed", "one_line", "serve", "stop_all"]
 
-_PR_SET_PDEATHSIG = 1
-
-# The search path is set here and not by PYTHONPATH: pip's isolated environment has a sitecustomize that fails where its folders are
-# on the path already.
-_BOOT = """
-import json, runpy, sys
-first = json.loads(sys.argv.pop(1))
-sys.path[:] = first + [entry for entry in sys.path if entry and entry not in first]
-runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
-"""
+_PATIENCE = 10.0  # s for a process that was killed, or has closed its pipe, to be gone
 
 
 @dataclass(frozen=True)
@@ -55,26 +47,32 @@ class Failed:
 
 
 class Child:
-    """One child process running ``python -m <module>``; started at the first request and again after a death.
+    """One child process that answers requests; started at the first one and again after a death.
 
     Args:
-        module: The module that calls :func:`serve`.
-        arguments: Its command line.
+        module: The module that calls :func:`serve`, run as ``python -m``; or that a fork server has prepared.
+        arguments: Its command line, or what it is made with.
         search_path: What the child's ``sys.path`` begins with; the current folder is not in it.
         log: File that takes the child's standard output and error.
         environ: The environment to start from.
+        server: What forks the child, of the same module, search path and environment; without one Python is started anew.
     """
 
     def __init__(
-        self, module: str, arguments: Sequence[str], search_path: Sequence[str], log: Path, environ: Mapping[str, str]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        search_path: Sequence[str],
+        log: Path,
+        environ: Mapping[str, str],
+        server: ForkServer | None = None,
     ) -> None:
-        self._argv = [sys.executable, "-c", _BOOT, json.dumps(list(search_path)), module, *arguments]
-        self._environ = {
-            **environ,
-            "PYTHONUNBUFFERED": "1",
-        }
+        self._arguments = list(arguments)
+        self._argv = [sys.executable, "-c", BOOT, json.dumps(list(search_path)), module, *arguments]
+        self._environ = {**environ, "PYTHONUNBUFFERED": "1"}
         self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
+        self._server = server
+        self._process: Process | None = None
         self._requests: IO[bytes] | None = None
         self._answers = -1
         self._buffer = b""
@@ -100,11 +98,13 @@ class Child:
             self._drain()
 
     def _ask(self, message: bytes, timeout: float) -> dict[str, Any] | Failed:
-        with self._state:
-            if self._stopped:
-                return Failed("start", "it was stopped before it began")
-            if self._process is None:
+        if self._stopped:
+            return Failed("start", "it was stopped before it began")
+        if self._process is None:
+            try:
                 self._start()
+            except (CannotStart, OSError) as error:
+                return Failed("start", f"no process can be had: {error}")
         assert self._requests is not None
         try:
             self._requests.write(message + b"\n")
@@ -135,24 +135,25 @@ class Child:
                 answer: dict[str, Any] = said["answer"]
                 return answer
 
-    def stop(self) -> None:
-        """End the child for good; from any thread, where the others are for one thread at a time.
+    def refuse(self) -> Process | None:
+        """Start no process any more; from any thread.
 
-        A request in progress fails at once, and so does every later one.
+        Returns:
+            The one that runs, to be killed.
         """
         with self._state:
             self._stopped = True
-            if self._process is not None:
-                _kill_group(self._process)
+            return self._process
 
     def kill(self) -> None:
         """End the child and every process that it started; the next request starts another."""
         with self._state:
             process, self._process = self._process, None
-            if process is None:
-                return
-            _kill_group(process)
-            process.wait()
+        if process is None:
+            return
+        kill_trees([process])
+        process.wait(_PATIENCE)
+        process.close()
         if self._requests is not None:
             try:
                 self._requests.close()
@@ -164,15 +165,7 @@ class Child:
         request_read, request_write = os.pipe()
         answer_read, answer_write = os.pipe()
         try:
-            self._process = _spawn(
-                [*self._argv, str(request_read), str(answer_write)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env=self._environ,
-                pass_fds=(request_read, answer_write),
-                start_new_session=True,  # killpg reaches nvcc and gcc too
-            )
+            process = self._launch(request_read, answer_write)
         except BaseException:
             os.close(request_write)
             os.close(answer_read)
@@ -183,6 +176,27 @@ class Child:
         self._requests = os.fdopen(request_write, "wb")
         self._answers = answer_read
         self._buffer = b""
+        with self._state:
+            self._process = process
+            stopped = self._stopped
+        if stopped:
+            kill_trees([process])
+
+    def _launch(self, requests: int, answers: int) -> Process:
+        if self._server is not None:
+            descriptors = (requests, answers, self._output.fileno())
+            return self._server.fork(self._arguments, descriptors, self._log, lambda: self._stopped)
+        return Spawned(
+            spawn(
+                [*self._argv, str(requests), str(answers)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env=self._environ,
+                pass_fds=(requests, answers),
+                start_new_session=True,  # which is killed whole: nvcc and gcc too
+            )
+        )
 
     def _read_line(self, deadline: float) -> bytes | None:
         """One line; ``b""`` at the end of the stream; None when the deadline has passed."""
@@ -200,14 +214,11 @@ class Child:
         return line
 
     def _bury(self, stage: str, what: str) -> Failed:
-        process = self._process
-        code = None
-        if process is not None:
-            try:
-                code = process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                pass  # it closed its pipe and lives on; kill() ends it
+        # Where there is no status it closed its pipe and lives on; kill() ends it.
+        code = None if self._process is None else self._process.wait(_PATIENCE)
         self.kill()
+        if self._stopped:
+            return Failed(stage, "it was stopped")
         if code is not None and code < 0:
             what = f"crashed with {signal.Signals(-code).name}"
         else:
@@ -231,34 +242,11 @@ class Child:
             self._drained = end
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-# The kernel kills a child when the *thread* that started it ends (PR_SET_PDEATHSIG), so all are started by one that lives as long
-# as this process.
-_starter: ThreadPoolExecutor | None = None
-_starter_lock = threading.Lock()
-
-
-def _spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    global _starter
-    with _starter_lock:
-        if _starter is None:
-            _starter = ThreadPoolExecutor(1, thread_name_prefix="tlaot-start")
-    started: Future[subprocess.Popen[bytes]] = _starter.submit(lambda: subprocess.Popen(command, **options))
-    return started.result()
-
-
-def _forget_starter() -> None:
-    global _starter, _starter_lock
-    _starter, _starter_lock = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_starter)
+def stop_all(children: Sequence[Child]) -> None:
+    """End children for good, from any thread: requests in progress fail at once, and so does every later one."""
+    processes = [process for child in children if (process := child.refuse()) is not None]
+    if processes:
+        kill_trees(processes)
 
 
 def serve(
@@ -308,21 +296,22 @@ def serve(
         os.chdir(folder)
 
 
+# TVM's ScheduleError names the primitive, shows the whole module, and says why after that.
+_SCHEDULE_ERROR = re.compile(
+    r"schedule primitive '(?P<primitive>[^']*)'.*^Error message: (?:ScheduleError: )?(?P<reason>[^\n]+)",
+    re.DOTALL | re.MULTILINE,
+)
+
+
 def one_line(error: BaseException) -> str:
     """The gist of an exception on one line of a readable length."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     name = type(error).__name__
+    schedule = _SCHEDULE_ERROR.search(str(error))
+    if schedule is not None:
+        return f"{name}: {schedule['primitive']}: {schedule['reason']}"[:400]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # TVM puts a stack trace of C++ frames before or after the message; the last line that is none says most.
     lines = [line for line in lines if not line.startswith(("File ", "at ", "0x", "Stack trace"))] or [""]
     announces = len(lines[0]) <= 12 or lines[0].endswith(":")  # what it is about stands in the next line
     text = " ".join(lines[:2]) if announces else lines[0]
     return f"{name}: {text}"[:400] if text else name
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, however that happens (Linux; a no-op elsewhere)."""
-    if sys.platform.startswith("linux"):
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)

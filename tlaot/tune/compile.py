@@ -11,14 +11,17 @@ from typing import Any
 
 from ..manifest import FileDigest, Param, digest_of, param_from_json
 from ..target import Target
-from .child import Child, Failed
-from .plan import Candidate, Workload
+from .child import Child, Failed, stop_all
+from .forkserver import CannotStart, find_server
+from .plan import Candidate, Workload, canonical
 from .spec import KernelSpec
 from .toolchain import Toolchain
 
-__all__ = ["Built", "CompilePool", "Workshop", "compile_candidates", "expand_kernel"]
+__all__ = ["Built", "CompilePool", "Workshop", "compile_candidates", "expand_kernel", "warm"]
 
 EXECUTABLE = "executable.so"
+
+_WORKER, _MEASURER = "tlaot.tune.worker", "tlaot.tune.measurer"
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,51 @@ class Workshop:
 
     def worker(self, frontend: str, target: Target) -> Child:
         """A worker of one frontend that takes a target's device for the one in the machine."""
-        path = self.search_path
-        if frontend != "tilelang":
-            # A process that has imported TileLang has TileLang's own TVM on its path, under the name of Apache's.
-            path = tuple(entry for entry in path if "/tilelang/3rdparty/" not in f"{entry}/")
-        return Child("tlaot.tune.worker", [frontend], path, self.log, self.environ)
+        arguments, path = _kind(frontend, target, self.devices.get(str(target), {}), self.search_path)
+        server = find_server(_WORKER, arguments, path, self.environ)
+        return Child(_WORKER, arguments, path, self.log, self.environ, server)
+
+    def warm(self, frontend: str, target: Target) -> None:
+        """Have what workers need imported while the caller goes on."""
+        warm(frontend, target, self.search_path, self.environ, self.devices.get(str(target), {}))
+
+    def measurer(self, device: str) -> Child:
+        """A measuring child for ``"cpu"`` or ``"cuda:0"``..."""
+        server = find_server(_MEASURER, [device.partition(":")[0]], self.search_path, self.environ)
+        return Child(_MEASURER, [device], self.search_path, self.log, self.environ, server)
+
+
+def warm(
+    frontend: str,
+    target: Target,
+    search_path: Sequence[str],
+    environ: Mapping[str, str],
+    device: Mapping[str, Any] | None = None,
+) -> None:
+    """Have what workers need imported while the caller goes on; cheap, and free where it was done before.
+
+    Args:
+        frontend: The frontend.
+        target: The target, whose device is answered for.
+        search_path, environ: As in the :class:`Workshop` to come.
+        device: Overrides of the target's device, likewise.
+    """
+    arguments, path = _kind(frontend, target, device or {}, search_path)
+    try:
+        find_server(_WORKER, arguments, path, environ).warm()
+    except CannotStart:
+        pass  # whoever needs a worker will hear why there is none
+
+
+def _kind(
+    frontend: str, target: Target, device: Mapping[str, Any], search_path: Sequence[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """What tells one kind of worker from another: the arguments and the search path of its fork server."""
+    path = tuple(search_path)
+    if frontend != "tilelang":
+        # A process that has imported TileLang has TileLang's own TVM on its path, under the name of Apache's.
+        path = tuple(entry for entry in path if "/tilelang/3rdparty/" not in f"{entry}/")
+    return [frontend, *((str(target), canonical(device)) if target.is_cuda else ())], path
 
 
 def expand_kernel(
@@ -125,8 +168,7 @@ class CompilePool:
 
     def close(self) -> None:
         """Stop all workers at once; what they compile fails, what waits is cancelled."""
-        for child in self._everyone:
-            child.stop()
+        stop_all(self._everyone)
         self._threads.shutdown(cancel_futures=True)
         for child in self._everyone:
             child.kill()

@@ -137,16 +137,30 @@ def device_for(target: Target, overrides: Mapping[str, Any] | None = None) -> De
     return replace(base, **overrides, arch=target.arch, capability=target.capability)
 
 
+# The device that this process answers for, and what it was asked.
+_answering: tuple[Device, Asked] | None = None
+
+
 def impersonate(device: Device) -> Asked:
     """Make torch and TileLang answer every question about the current device for this one, from now on.
 
     Call it before the author's module is imported. Modules that are not imported yet are changed when they are,
-    so that this imports nothing itself. A real device in the machine makes no difference.
+    so that this imports nothing itself. A real device in the machine makes no difference. Calling it again for the same device
+    changes nothing.
 
     Returns:
         What was asked so far and what the answer was, by :class:`Device`'s names; it grows as questions come.
+
+    Raises:
+        RuntimeError: This process answers for another device already: what a module has heard cannot be taken back.
     """
+    global _answering
+    if _answering is not None:
+        if _answering[0] != device:
+            raise RuntimeError(f"this process answers for {_answering[0]}, not for {device}")
+        return _answering[1]
     asked: Asked = {}
+    _answering = device, asked
     patches: dict[str, Callable[[ModuleType], None]] = {
         "torch.cuda": lambda module: _patch_torch_cuda(module, device, asked),
         "tilelang.carver.arch.driver.cuda_driver": lambda module: _patch_tilelang_driver(module, device, asked),

@@ -6,20 +6,26 @@ hangs, crashes or corrupts its context takes this process along and nothing else
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
 import sys
+import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
 from ..manifest import FileDigest
 from ..runtime.load import load_function
-from .bench import BROKEN, Bench, count_arguments, fresh, make_bench
+from .bench import BROKEN, Bench, count_arguments, fresh, make_bench, restore
 from .check import Tolerance, compare
 from .child import one_line, serve
 from .spec import Profile
-from .timing import Timing, time_cuda, time_wall
+from .timing import Clock, CudaClock, Visit, WallClock
 
 Announce = Callable[[str], None]
 
@@ -35,47 +41,96 @@ class Measurer:
         self._device = device
         self._bench: Bench | None = None
         self._broken: tuple[str, SpecError] | None = None
+        self._clocks: dict[str, Clock] = {}
+        self._visits: dict[tuple[int, str], tuple[Visit, str]] = {}
+        self._tensors: list[Any] | None = None
+        self._spoiled = False
 
     def answer(self, request: Mapping[str, Any], announce: Announce) -> Mapping[str, Any]:
         """Answer a request.
 
-        ``measure``: check one candidate if asked to, and time it. ``check``: check it only. ``reference``: time that.
-        ``finals``: time several candidates in turns. ``prepare``: make the inputs and run the reference, nothing else.
-        ``open``: load packaged files, which needs no device.
+        ``wake``: say which device and workload this is, having imported what it takes. ``prepare``: make the inputs and run the reference.
+        ``probe``: time equal pieces of work, to see whether others use the device.
+        ``measure``: check one candidate if asked to, and time it shortly. ``check``: check it only. ``rounds``: take the samples of
+        several candidates in turns. ``reference``: time that. ``open``: load packaged files, which needs no device.
 
-        What fails at the stage ``prepare`` is the workload's fault, not the candidate's.
+        What fails at the stage ``prepare`` is the workload's fault, not the candidate's. An answer ``spoiled`` is a failure after which
+        this process must not be used: memory ran out, or the device's context is lost, which nothing mends.
         """
-        if request["op"] == "open":
+        if self._spoiled:
+            os._exit(70)
+        stage = "start"
+
+        def announced(name: str) -> None:
+            nonlocal stage
+            stage = name
+            announce(name)
+
+        try:
+            return self._answer(request, announced)
+        except Exception as error:
+            if not self._lost(error):
+                raise
+            self._spoiled = True
+            print(traceback.format_exc(), flush=True)
+            return {"spoiled": {"stage": stage, "reason": one_line(error), "detail": traceback.format_exc()}}
+
+    def _answer(self, request: Mapping[str, Any], announce: Announce) -> Mapping[str, Any]:
+        op = request["op"]
+        if op == "open":
             announce("load")
             for candidate in request["candidates"]:
                 load_function(Path(candidate["path"]), FileDigest(**candidate["digest"]))
             return {"opened": len(request["candidates"])}
+        if op == "wake":
+            return {"device": self._wake(), "key": None if self._bench is None else self._bench.key, "pid": os.getpid()}
+        if op == "probe":
+            announce("probe")
+            return {"times": self._clock("auto").probe()}
         announce("prepare")
         bench = self._prepare(request)
-        if request["op"] == "prepare":
+        if op == "prepare":
             return {"prepared": True}
         profile = Profile(**request["profile"])
-        if request["op"] == "reference":
+        clock = self._clock(profile.backend)
+        if op == "reference":
             announce("time-reference")
-            return {} if bench.reference is None else asdict(self._time(bench.reference, profile))
-        if request["op"] == "finals":
-            return self._finals(bench, request, profile, announce)
+            return {} if bench.reference is None else asdict(clock.screen(bench.reference))
+        if op == "rounds":
+            return self._rounds(bench, request, profile, announce)
         call = _load(request["candidate"], announce)
-        if request["check"] or request["op"] == "check":
+        tensors = None
+        if request["check"] or op == "check":
             announce("check")
-            _check(bench, call, request, announce)
-        if request["op"] == "check":
+            tensors = _check(bench, call, request, announce)
+        if op == "check":
             return {"checked": True}
         announce("time")
-        tensors = fresh(bench, reuse=True)
-        return asdict(self._time(lambda: call(*tensors), profile, request.get("stop_above")))
+        if tensors is None:
+            tensors = fresh(bench, reuse=True)
+            call(*tensors)
+            bench.arrays.synchronize()
+        else:
+            restore(bench, tensors)
+        return asdict(clock.screen(partial(call, *tensors), request.get("stop_above")))
+
+    def _wake(self) -> str:
+        if self._device == "cpu":
+            return "cpu"
+        import torch
+
+        torch.cuda.set_device(torch.device(self._device))
+        torch.cuda.synchronize()
+        uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+        return f"GPU-{uuid}" if uuid else self._device
 
     def _prepare(self, request: Mapping[str, Any]) -> Bench:
         key = request["key"]
         if self._broken is not None and self._broken[0] == key:
             raise self._broken[1]  # a slow reference that failed is not run again for every candidate
         if self._bench is None or self._bench.key != key:
-            self._bench, self._broken = None, None
+            self._bench, self._broken, self._tensors = None, None, None
+            self._visits.clear()
             try:
                 self._bench = make_bench(self._device, request)
             except SpecError as error:
@@ -83,26 +138,63 @@ class Measurer:
                 raise
         return self._bench
 
-    def _time(self, call: Callable[[], Any], profile: Profile, stop_above: float | None = None) -> Timing:
-        if self._device == "cpu":
-            return time_wall(call, profile.warmup, profile.rep, stop_above)
-        return time_cuda(call, profile.warmup, profile.rep, profile.backend, stop_above)
+    def _clock(self, backend: str) -> Clock:
+        if backend not in self._clocks:
+            self._clocks[backend] = WallClock() if self._device == "cpu" else CudaClock(backend)
+        return self._clocks[backend]
 
-    def _finals(
+    def _rounds(
         self, bench: Bench, request: Mapping[str, Any], profile: Profile, announce: Announce
     ) -> Mapping[str, Any]:
-        calls = []
-        for candidate in request["candidates"]:
-            call, tensors = _load(candidate, announce), fresh(bench)
-            calls.append(lambda call=call, tensors=tensors: call(*tensors))
-        announce("time")
-        rounds = int(request["rounds"])
-        share = Profile(profile.warmup / rounds, profile.rep / rounds, profile.timeout, backend=profile.backend)
-        timings: list[list[Timing]] = [[] for _ in calls]
-        for _ in range(rounds):
-            for call, kept in zip(calls, timings, strict=True):
-                kept.append(self._time(call, share))
-        return {"timings": [[asdict(timing) for timing in kept] for kept in timings]}
+        """Visit candidates in the order that is asked for; they stay loaded from one request to the next.
+
+        All have the same tensors, so that memory suffices for many and none has a better place.
+        """
+        clock = self._clock(profile.backend)
+        wanted = {int(candidate["index"]): candidate for candidate in request["candidates"]}
+        keys = {index: (index, candidate["digest"]["sha256"]) for index, candidate in wanted.items()}
+        for key in set(self._visits) - set(keys.values()):
+            del self._visits[key]
+        if self._tensors is None:
+            self._tensors = fresh(bench)
+        tensors = self._tensors
+        for index, candidate in wanted.items():
+            if keys[index] not in self._visits:
+                announce(f"load #{index}")
+                call = load_function(Path(candidate["path"]), FileDigest(**candidate["digest"]))
+                announce(f"time #{index}")
+                restore(bench, tensors)
+                self._visits[keys[index]] = clock.prepare(partial(call, *tensors), profile.rep)
+
+        def visit(index: int) -> list[float]:
+            announce(f"time #{index}")
+            restore(bench, tensors)
+            return self._visits[keys[index]][0]()
+
+        start = time.monotonic()
+        order = [index for turn in request["rounds"] for index in turn]
+        while time.monotonic() - start < request["warmup"] / 1e3:
+            for index in order[: len(wanted)]:
+                visit(index)
+        start = time.monotonic()
+        visits = [[index, visit(index)] for index in order]
+        backend = next(iter(self._visits.values()))[1]
+        return {"visits": visits, "seconds": time.monotonic() - start, "backend": backend}
+
+    def _lost(self, error: Exception) -> bool:
+        """Whether this process is of no use after an error: memory ran out, or the device's context is lost."""
+        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+            return True
+        if self._device == "cpu" or "torch" not in sys.modules:
+            return False
+        torch = sys.modules["torch"]
+        if not torch.cuda.is_initialized():
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
 
 
 def _load(candidate: Mapping[str, Any], announce: Announce) -> Callable[..., Any]:
@@ -110,8 +202,11 @@ def _load(candidate: Mapping[str, Any], announce: Announce) -> Callable[..., Any
     return load_function(Path(candidate["path"]), FileDigest(**candidate["digest"]))
 
 
-def _check(bench: Bench, call: Callable[..., Any], request: Mapping[str, Any], announce: Announce) -> None:
+def _check(bench: Bench, call: Callable[..., Any], request: Mapping[str, Any], announce: Announce) -> list[Any]:
     """Run a candidate once and judge it: by the manual check, the reference's verdict, or its outputs.
+
+    Returns:
+        The arguments that it was called with.
 
     Raises:
         WrongResult: It is wrong.
@@ -139,6 +234,7 @@ def _check(bench: Bench, call: Callable[..., Any], request: Mapping[str, Any], a
                 raise WrongResult(reason)
     if request.get("deterministic"):
         _repeat(bench, call, written, first)
+    return tensors
 
 
 def _check_by_hand(
@@ -176,6 +272,18 @@ def _repeat(bench: Bench, call: Callable[..., Any], written: Sequence[int], firs
             raise WrongResult(
                 f"not deterministic: two runs on the same data give different bits in {bench.params[index].name}"
             )
+
+
+def preload(arguments: Sequence[str]) -> None:
+    """Import what measuring children of a kind need, ``["cpu"]`` or ``["cuda"]``, once; the driver sleeps on: it does not survive a fork."""
+    for name in ("numpy", "torch") if arguments[0] == "cuda" else ("numpy",):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+
+
+def make(arguments: Sequence[str]) -> Callable[[Mapping[str, Any], Announce], Mapping[str, Any]]:
+    """What answers the requests of one measuring child."""
+    return Measurer(arguments[0]).answer
 
 
 def main() -> None:

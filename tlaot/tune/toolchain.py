@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from ..errors import BuildError
 from ..target import Target
 from .elf import cubin_architecture
+from .processes import Spawned, kill_trees
 
 __all__ = [
     "Cubin",
@@ -124,19 +124,18 @@ def run_tool(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,
         )
     except OSError as error:
         raise BuildError(where, f"{command[0]} cannot be run ({error.strerror})", _INSTALL_CC) from None
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        _kill_group(process)
+        _kill_all(process)
         raise BuildError(
             where, f"{Path(command[0]).name} ran out of time ({timeout:g} s) and was killed", "Allow it more time."
         ) from None
     except BaseException:
-        _kill_group(process)
+        _kill_all(process)
         raise
     if process.returncode:
         tail = "\n".join(output.strip().splitlines()[-30:])
@@ -144,11 +143,9 @@ def run_tool(
     return output
 
 
-def _kill_group(process: subprocess.Popen[str]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+def _kill_all(process: subprocess.Popen[str]) -> None:
+    # It stays in the session of whoever called, so that ending a worker ends it as well.
+    kill_trees([Spawned(process)])
     process.communicate()
 
 

@@ -1,6 +1,6 @@
 """The compiling worker: a process that serves one frontend and makes finished ``executable.so`` files.
 
-Run as ``python -m tlaot.tune.worker FRONTEND``; it answers the requests of :mod:`tlaot.tune.compile`.
+A fork server prepares it (:func:`preload`, :func:`make`); it answers the requests of :mod:`tlaot.tune.compile`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ import base64
 import hashlib
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ..manifest import param_to_json
 from ..target import Target, parse_target
 from .bound import Bound
 from .callables import expand_configs, expand_shapes, resolve
-from .child import serve
+from .devices import device_for, impersonate
 from .files import dump_json, write_atomically
 from .frontends import Lowered, import_frontend
 from .link import link_executable
@@ -28,37 +27,48 @@ from .plan import canonical
 from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda
 
 Announce = Callable[[str], None]
+Answer = Callable[[Mapping[str, Any], Announce], Mapping[str, Any]]
+
+
+def preload(arguments: Sequence[str]) -> None:
+    """Import a frontend, once for all workers of a kind.
+
+    Args:
+        arguments: The frontend; for a CUDA target also that, and the overrides of its device as JSON. Device queries are answered
+            before anything is imported that may ask.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker a core: its libraries must not start teams
+    if arguments[1:]:
+        _impersonate(parse_target(arguments[1]), json.loads(arguments[2]))
+    import_frontend(arguments[0])
+
+
+def make(arguments: Sequence[str]) -> Answer:
+    """What answers the requests of one worker."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    return Worker(arguments[0]).answer
+
+
+def _impersonate(target: Target, overrides: Mapping[str, Any]) -> dict[str, int | str]:
+    return impersonate(device_for(target, overrides)) if target.is_cuda else {}
 
 
 class Worker:
-    """The state of one worker process: its frontend, and the target that it answers device queries for."""
+    """The state of one worker process: its frontend, and what its author's modules asked of the target's device."""
 
     def __init__(self, frontend: str) -> None:
         self._name = frontend
-        self._impersonated: str | None = None
         self._asked: dict[str, int | str] = {}
 
     def answer(self, request: Mapping[str, Any], announce: Announce) -> Mapping[str, Any]:
         """Answer ``expand`` (shapes and configs) or ``build`` (one candidate)."""
         target = parse_target(request["target"])
         announce("start")
-        self._impersonate(target, request["device"])
+        self._asked = _impersonate(target, request["device"])
         if request["op"] == "expand":
             announce("expand")
             return self._expand(request)
         return self._build(request, target, announce)
-
-    def _impersonate(self, target: Target, overrides: Mapping[str, Any]) -> None:
-        if not target.is_cuda:
-            return
-        if self._impersonated is None:
-            from .devices import device_for, impersonate
-
-            self._asked = impersonate(device_for(target, overrides))
-            self._impersonated = str(target)
-        elif self._impersonated != str(target):
-            # A module may have asked at import; what it heard cannot be taken back.
-            raise RuntimeError(f"this worker serves {self._impersonated}, not {target}")
 
     def _expand(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         shapes = expand_shapes(request["shapes"], request["where"])
@@ -140,12 +150,3 @@ def _keep_sources(lowered: Lowered, cubin: Cubin | None, out: Path) -> None:
         write_atomically(out / "device_kernel.cu", lowered.device_source.encode())
     if cubin is not None:
         write_atomically(out / "kernel.cubin", cubin.data)
-
-
-def main() -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker a core: its libraries must not start teams
-    serve(Worker(sys.argv[1]).answer, sys.argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -24,6 +24,7 @@ from tilelang.transform import PassConfigKey
 from tilelang.transform.pass_config import normalize_pass_configs
 from tvm import tirx
 
+from .arguments import check_arguments
 from .tilelang_source import constants_of
 
 __all__ = ["Elaborated", "elaborate", "merge_arguments", "plain_keys", "settle_outputs", "unwrap"]
@@ -68,30 +69,11 @@ def unwrap(
 
 def merge_arguments(factory: Callable[..., Any], shape: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Keyword arguments of the factory, checked before it runs."""
-    both = sorted(shape.keys() & config.keys())
-    if both:
-        raise TypeError(f"shape and config both set {', '.join(both)}")
-    shape = {key: T.dynamic(key) if isinstance(value, str) and value == key else value for key, value in shape.items()}
-    signature = _signature(factory)
-    names = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     constants = _eager_constants(factory)
-    for what, given in (("config", config), ("shape", shape)):
-        unused = [key for key in given if key not in names and key not in constants]
-        if unused and not takes_any:
-            raise TypeError(f"unused {what} key {unused[0]!r}: the factory takes ({', '.join([*names, *constants])})")
-    if not constants:
-        missing = [
-            p.name
-            for p in signature.parameters.values()
-            if p.name in names
-            and p.default is p.empty
-            and p.name not in shape
-            and p.name not in config
-            and p.name not in _eager_tensors(factory)
-        ]
-        if missing:
-            raise TypeError(f"the factory's argument {missing[0]!r} is in neither shape nor config and has no default")
+    signature = _signature(factory)
+    optional = list(signature.parameters) if constants else list(_eager_tensors(factory))
+    check_arguments(shape, config, signature, others=constants, optional=optional)
+    shape = {key: T.dynamic(key) if isinstance(value, str) and value == key else value for key, value in shape.items()}
     return {**shape, **config}
 
 

@@ -22,6 +22,7 @@ from tvm import tirx
 from ...errors import BuildError
 from ...manifest import Param
 from ...target import Target
+from .arguments import check_arguments
 from .lowered import DeviceKernel, Lowered
 
 __all__ = ["lower", "versions"]
@@ -71,14 +72,8 @@ def lower(
 
 def _call_factory(factory: Any, shape: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     tunables = {key: value for key, value in config.items() if key != "pass_configs"}
-    arguments = {**shape, **tunables}
-    parameters = inspect.signature(factory).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        unused = sorted(set(arguments) - set(parameters))
-        if unused:
-            place = "config" if set(unused) & set(tunables) else "shape"
-            raise TypeError(f"unused keys in {place}: {unused}; the factory takes {sorted(parameters)}")
-    return factory(**arguments)
+    check_arguments(shape, tunables, inspect.signature(factory))
+    return factory(**shape, **tunables)
 
 
 def _prim_func(made: Any) -> Any:

@@ -1,0 +1,268 @@
+"""What both tuning benchmarks share: tasks in processes of their own, tables, interleaved re-timing, load."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Config = dict[str, Any]
+# Of one workload: median ms of every config, by the config as text; None for one that does not compile.
+Times = dict[str, "float | None"]
+
+# What a tuner writes where it does not trust its own measurement.
+_DISTRUST = re.compile(r"trust|foreign|other process|under load|not quiet|busy", re.IGNORECASE)
+
+
+class TaskFailed(Exception):
+    """A task's process ended without a result; the text is the end of what it printed."""
+
+
+def text_of(config: Mapping[str, Any]) -> str:
+    """A config or shape as text that is equal where the dicts are."""
+    return json.dumps(dict(config), sort_keys=True)
+
+
+def brief(values: Mapping[str, Any]) -> str:
+    """A config or shape for a table."""
+    return " ".join(str(value) for value in values.values())
+
+
+class Bench:
+    """One run of a benchmark: where its tasks work, what it has found, and what it prints.
+
+    Args:
+        script: The file that holds the tasks, see :func:`serve_task`.
+        json_file: Takes all results, rewritten whenever there are new ones; None for none.
+        folder: Takes a folder for each task with its output and log.
+    """
+
+    def __init__(self, script: Path, json_file: Path | None, folder: Path) -> None:
+        self._script, self._json_file, self._folder = script, json_file, folder
+        self._tasks = 0
+        self._start = time.monotonic()
+        self.results: dict[str, Any] = {}
+
+    def run(self, task: str, timeout: float = 600, **arguments: Any) -> Any:
+        """Run a task in a process of its own and return what it returns.
+
+        Raises:
+            TaskFailed: It raised, crashed, or took longer than ``timeout`` seconds.
+        """
+        self._tasks += 1
+        folder = self._folder / f"{self._tasks:02}-{task}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "arguments.json").write_text(json.dumps(arguments))
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            # Neither system draws bars or prints a line a kernel.
+            "TQDM_DISABLE": "1",
+            "TILELANG_PRINT_ON_COMPILATION": "0",
+        }
+        with (folder / "output.txt").open("wb") as output:
+            child = subprocess.Popen(
+                [sys.executable, str(self._script), "--task", task],
+                cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                if child.poll() is None:
+                    child.kill()
+                    child.wait()
+        try:
+            return json.loads((folder / "result.json").read_text())
+        except (OSError, ValueError):
+            tail = (folder / "output.txt").read_text(errors="replace")[-1500:]
+            raise TaskFailed(f"{task} ended with {child.returncode} after {self.elapsed():.0f} s:\n{tail}") from None
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a result, in memory and in the JSON file."""
+        self.results[name] = value
+        if self._json_file is not None:
+            self._json_file.parent.mkdir(parents=True, exist_ok=True)
+            self._json_file.write_text(json.dumps(self.results, indent=1))
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def say(self, text: str = "") -> None:
+        print(text, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line of progress."""
+        self.say(f"[{self.elapsed():5.0f} s] {text}")
+
+    def table(self, title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Print a Markdown table."""
+        self.say(f"\n### {title}\n")
+        self.say("| " + " | ".join(head) + " |")
+        self.say("|" + "---|" * len(head))
+        for row in rows:
+            self.say("| " + " | ".join(_cell(value) for value in row) + " |")
+        self.say()
+
+
+def serve_task(tasks: Mapping[str, Callable[..., Any]]) -> bool:
+    """In a process that :meth:`Bench.run` started: run the task and write what it returns. Whether this is such a process."""
+    if len(sys.argv) != 3 or sys.argv[1] != "--task":
+        return False
+    arguments = json.loads(Path("arguments.json").read_text())
+    try:
+        result = tasks[sys.argv[2]](**arguments)
+    except BaseException:
+        traceback.print_exc()
+        sys.exit(1)
+    Path("new.json").write_text(json.dumps(result))
+    os.replace("new.json", "result.json")
+    return True
+
+
+def time_interleaved(
+    calls: Mapping[str, Callable[[], float]], rounds: int, seed: int, warm_rounds: int = 2
+) -> dict[str, list[float]]:
+    """Call each timer once a round, in an order shuffled anew each round; the samples in ms of all but the first rounds."""
+    order, shuffle = list(calls), random.Random(seed)
+    samples: dict[str, list[float]] = {name: [] for name in order}
+    for number in range(warm_rounds + rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            sample = calls[name]()
+            if number >= warm_rounds:
+                samples[name].append(sample)
+    return samples
+
+
+def summarize(samples: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Median and half the interquartile range over the median, by name."""
+    summary = {}
+    for name, values in samples.items():
+        median = statistics.median(values)
+        low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (median, median, median)
+        summary[name] = {"median": median, "spread": (high - low) / 2 / median}
+    return summary
+
+
+def best_of(times: Times) -> float:
+    return min((time for time in times.values() if time is not None), default=float("nan"))
+
+
+def regret(times: Times, config: Mapping[str, Any] | None) -> float | None:
+    """The re-timed time of a config over that of the best; None where it has none."""
+    time = None if config is None else times.get(text_of(config))
+    return None if time is None else time / best_of(times)
+
+
+def statements(folder: Path, warned: Sequence[str]) -> list[str]:
+    """Lines of ``autotuner.log`` and warnings in which a tuner says that its measurement cannot be trusted."""
+    logs = [path.read_text(errors="replace").splitlines() for path in folder.rglob("autotuner.log")]
+    lines = [*warned, *(line for log in logs for line in log)]
+    return list(dict.fromkeys(line.strip() for line in lines if _DISTRUST.search(line)))
+
+
+def print_systems(bench: Bench, title: str, times: Times, runs: Sequence[dict[str, Any]], base: str) -> None:
+    """Print the tunings of one workload by several systems, and a line a system; adds ``retimed`` and ``regret`` to each.
+
+    Args:
+        bench: The run.
+        title: Of the table.
+        times: Of every config.
+        runs: ``run``, ``system``, ``wall``, ``config`` and ``latency`` of each.
+        base: The system whose wall time the others' are divided by.
+    """
+    walls = [run["wall"] for run in runs if run["system"] == base]
+    base_wall = statistics.median(walls) if walls else float("nan")
+    rows = []
+    for run in runs:
+        run["retimed"], run["regret"] = times.get(text_of(run["config"])), regret(times, run["config"])
+        own, retimed = microseconds(run["latency"]), microseconds(run["retimed"])
+        ratio = run["wall"] / base_wall
+        rows.append([run["run"], run["system"], run["wall"], ratio, brief(run["config"]), own, retimed, run["regret"]])
+    head = ["run", "system", "wall s", f"x {base}", "winner", "its own us", "re-timed us", "regret"]
+    bench.table(f"{title}; the best is {microseconds(best_of(times))} us", head, rows)
+    for system in dict.fromkeys(run["system"] for run in runs):
+        mine = [run for run in runs if run["system"] == system]
+        wall = statistics.median(run["wall"] for run in mine)
+        known = [run["regret"] for run in mine if run["regret"] is not None] or [float("nan")]
+        bench.say(
+            f"{system}: median wall {wall:.2f} s, {wall / base_wall:.3f} x {base}; regret of {len(mine)} runs at most "
+            f"{max(known):.4f}; slowest over fastest winner {max(known) / min(known):.4f}"
+        )
+
+
+def judge_load(bench: Bench, title: str, times: Times, quiet: Config, runs: Mapping[str, Any], within: float) -> None:
+    """Print, for tunings under load, whether the winner is the quiet one's equal, or what the tuner said of its measurement.
+
+    Args:
+        title: Of the table.
+        times: Of every config, taken in quiet.
+        quiet: The winner in quiet.
+        runs: By load: the tuning's result, or what failed as text.
+        within: How much slower a winner may be to count as equal, 0.01 for 1 %.
+    """
+    rows = []
+    for load, found in runs.items():
+        if isinstance(found, str):
+            rows.append([load, None, None, None, f"failed: {found.splitlines()[0]}", ""])
+            continue
+        mine, theirs = regret(times, found["config"]), regret(times, quiet)
+        over = None if mine is None or theirs is None else mine / theirs
+        same = over is not None and over <= 1 + within
+        verdict = f"within {within:.0%}" if same else "NOT the quiet winner's equal"
+        said = found["said"]
+        verdict += "; says that it cannot be trusted" if said else "; says nothing"
+        rows.append([load, found["wall"], brief(found["config"]), over, verdict, said[0][:160] if said else ""])
+    head = ["load", "wall s", "winner", "re-timed x quiet winner", "verdict", "what the tuner says"]
+    bench.table(title, head, rows)
+
+
+@contextmanager
+def busy_cpus() -> Iterator[None]:
+    """A process that spins on every processor that this one may use."""
+    # Each ends with its parent, however that ends.
+    code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(10**6): pass"
+    with spinning([[sys.executable, "-c", code]] * len(os.sched_getaffinity(0))):
+        time.sleep(1)
+        yield
+
+
+@contextmanager
+def spinning(commands: Sequence[Sequence[str]], **options: Any) -> Iterator[None]:
+    """Processes that run as long as the body does."""
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **options))
+        yield
+    finally:
+        for child in children:
+            child.kill()
+        for child in children:
+            child.wait()
+
+
+def microseconds(ms: float | None) -> str:
+    return "-" if ms is None else f"{ms * 1e3:.2f}"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    return str(value).replace("|", "/")

@@ -1,0 +1,247 @@
+"""Decide which candidate of a workload is the best: time those near the best in turns, when nothing else runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from .asking import Measured, ask, candidate_request, prepare, read_timing, wake, workload_request
+from .child import Child, Failed
+from .contest import Contest, choose_finalists
+from .device_lock import exclusive
+from .plan import Candidate, Workload, canonical
+from .timing import Timing
+
+__all__ = ["Decision", "Log", "decide"]
+
+# ms of sampling that one request asks for, about: a hang is noticed within the candidate's timeout, and a death costs no more samples.
+_BLOCK_MS = 200.0
+_MOST_ROUNDS_A_BLOCK = 16
+# Where a round takes longer than the budget, there are nevertheless enough for a comparison, up to this many times the budget.
+_FEWEST_ROUNDS = 3
+_OVERDRAFT = 3.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What deciding a workload came to.
+
+    Attributes:
+        results: As they were given, with the finalists' timings from the rounds, and failures of those that failed in them.
+        winner_index: Which one is packaged; None where none is left.
+        reference: The reference's time; None where there is none.
+        trusted: Whether the times can be trusted: False where others used the device.
+        notes: What is to be told with the result.
+    """
+
+    results: dict[int, Measured | Failed]
+    winner_index: int | None
+    reference: Timing | None
+    trusted: bool
+    notes: tuple[str, ...]
+
+
+class Log(Protocol):
+    """What deciding tells; :class:`~tlaot.tune.journal.Journal` is one."""
+
+    def say(self, text: str) -> None: ...
+    def write(self, text: str) -> None: ...
+    def measured(self, candidate: Candidate, outcome: Timing | Failed) -> None: ...
+    def timed_again(self, candidate: Candidate, timing: Timing) -> None: ...
+
+
+def decide(
+    workload: Workload,
+    results: Mapping[int, Measured | Failed],
+    child: Child,
+    *,
+    preferred: Sequence[Mapping[str, Any]] = (),
+    journal: Log,
+) -> Decision:
+    """Say which candidate of a workload is the best.
+
+    Those near the best of screening are timed again in turns until they separate or ``Profile.decide_budget`` seconds are spent. The
+    winner must give the same bits twice, unless the spec says that it need not; the next one takes the place of one that fails.
+
+    Args:
+        workload: The workload.
+        results: What screening said of each candidate, by its index; all that are ``Measured`` have passed the check.
+        child: A measuring child.
+        preferred: Configs that other shapes of the kernel chose: they win where nothing else tells candidates apart.
+        journal: Told of each finalist's time, of failures, and of what is waited for.
+    """
+    outcome = dict(results)
+    if not any(isinstance(result, Measured) for result in outcome.values()):
+        return Decision(outcome, None, None, True, ())
+    device = wake(child)
+    if isinstance(device, Failed):
+        notes = (f"the finalists could not be timed again: {device.stage}: {device.reason}",)
+        return Decision(outcome, _fastest(outcome), None, False, notes)
+    with exclusive(device, journal.say) as exclusion:
+        # TODO quiet
+        final = _Final(workload, outcome, child, preferred, journal)
+        winner = final.decide()
+        reference = _time_reference(workload, outcome, child)
+        notes = (*((exclusion.note,) if exclusion.note else ()), *final.notes)
+    return Decision(outcome, winner, reference, final.steady, notes)
+
+
+class _Final:
+    """Deciding one workload.
+
+    Attributes:
+        notes: What is to be told with the result.
+        steady: Whether the rounds agreed with each other.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        results: dict[int, Measured | Failed],
+        child: Child,
+        preferred: Sequence[Mapping[str, Any]],
+        journal: Log,
+    ) -> None:
+        self._workload = workload
+        self._results = results
+        self._child = child
+        self._preferred = [canonical(dict(config)) for config in preferred]
+        self._journal = journal
+        self.notes: list[str] = []
+        self.steady = True
+
+    def decide(self) -> int | None:
+        """The winner; the results hold the rounds' timings and failures afterwards."""
+        while measured := self._measured():
+            bursts = not self._workload.target.is_cuda
+            finalists = choose_finalists({index: m.timing for index, m in measured.items()}, bursts)
+            contest = Contest(finalists, preferred=self._by_preference(measured), bursts=bursts)
+            self._play(contest)
+            if not contest.alive:
+                continue  # all of them failed; the next ones take their places
+            winner = contest.winner()
+            for index in finalists:
+                result = self._results[index]
+                if isinstance(result, Measured) and contest.visited(index):
+                    timing = contest.timing(index, self._backend)
+                    self._results[index] = replace(result, timing=timing)
+                    self._journal.timed_again(result.candidate, timing)
+            refused = self._refuse(winner)
+            if refused is None:
+                self._remark(contest, winner)
+                return winner
+            self._fail(winner, refused)
+        return None
+
+    def _measured(self) -> dict[int, Measured]:
+        return {index: r for index, r in sorted(self._results.items()) if isinstance(r, Measured)}
+
+    def _by_preference(self, measured: Mapping[int, Measured]) -> list[int]:
+        places = {config: place for place, config in reversed(list(enumerate(self._preferred)))}
+        chosen = {index: canonical(dict(m.candidate.config)) for index, m in measured.items()}
+        return sorted((i for i, c in chosen.items() if c in places), key=lambda i: (places[chosen[i]], i))
+
+    def _play(self, contest: Contest) -> None:
+        """Time finalists in rounds until they separate or the budget is spent."""
+        budget = self._workload.kernel.profile.decide_budget
+        spent, rounds, count, failures = 0.0, 0, 1, 0
+        warm, self._backend = False, ""
+        while contest.alive and not contest.settled:
+            if spent >= budget and (rounds >= _FEWEST_ROUNDS or spent >= _OVERDRAFT * budget):
+                return
+            orders = [contest.order() for _ in range(count)]
+            answer = self._sample(contest.alive, orders, warm)
+            if isinstance(answer, Failed):
+                culprit = _culprit(answer)
+                if culprit in contest.alive:
+                    self._fail(culprit, replace(answer, stage=answer.stage.partition(" ")[0]))
+                    contest.drop(culprit)
+                    continue
+                failures += 1
+                if failures > 1:
+                    self.notes.append(f"the finalists could not be timed to the end: {answer.stage}: {answer.reason}")
+                    self.steady = False
+                    return
+                continue
+            for index, samples in answer["visits"]:
+                contest.add(index, samples)
+            warm, self._backend = True, answer["backend"]
+            spent, rounds = spent + answer["seconds"], rounds + count
+            a_round = max(answer["seconds"] / count * 1e3, 0.1)
+            count = int(min(_MOST_ROUNDS_A_BLOCK, max(1, rounds // 2, 1), max(1, _BLOCK_MS / a_round)))
+            contest.drop_slower()
+
+    def _sample(self, alive: Sequence[int], orders: Sequence[Sequence[int]], warm: bool) -> dict[str, Any] | Failed:
+        finalists = [result for index in alive if isinstance(result := self._results[index], Measured)]
+        profile = self._workload.kernel.profile
+        request = workload_request(self._workload, finalists[0].built)
+        # A child that died has made nothing yet.
+        device = wake(self._child)
+        if isinstance(device, Failed):
+            return device
+        unprepared = prepare(self._child, request, profile.timeout)
+        if unprepared is not None:
+            return unprepared
+        asked = {
+            **request,
+            "op": "rounds",
+            "candidates": [{"index": r.candidate.index, **candidate_request(r.built)} for r in finalists],
+            "rounds": [list(order) for order in orders],
+            "warmup": 0.0 if warm else profile.warmup,
+        }
+        expected = sum(r.timing.latency for r in finalists) * len(orders) * 25 / 1e3
+        return ask(self._child, asked, profile.timeout + expected)
+
+    def _refuse(self, winner: int) -> Failed | None:
+        """Run the winner twice more and compare bit by bit: a race is often right once."""
+        kernel, result = self._workload.kernel, self._results[winner]
+        assert isinstance(result, Measured)
+        if not (kernel.check and kernel.deterministic):
+            return None
+        request = {
+            **workload_request(self._workload, result.built),
+            "op": "check",
+            "candidate": candidate_request(result.built),
+            "deterministic": True,
+        }
+        answer = ask(self._child, request, kernel.profile.timeout)
+        return answer if isinstance(answer, Failed) else None
+
+    def _fail(self, index: int, failure: Failed) -> None:
+        result = self._results[index]
+        assert isinstance(result, Measured)
+        self._results[index] = failure
+        self._journal.measured(result.candidate, failure)
+
+    def _remark(self, contest: Contest, winner: int) -> None:
+        shaken = contest.unsteadiness(winner)
+        if shaken:
+            self.notes.append(
+                f"the winner's time changed by {shaken:.0%} between rounds; something else used the device"
+            )
+            self.steady = False
+        if contest.uncertainty > 0.01:
+            self.notes.append(
+                f"another candidate may be faster by up to {contest.uncertainty:.1%}: the budget was spent"
+            )
+
+
+def _fastest(results: Mapping[int, Measured | Failed]) -> int | None:
+    measured = [r for r in results.values() if isinstance(r, Measured)]
+    return min(measured, key=lambda r: (r.timing.latency, r.candidate.index)).candidate.index if measured else None
+
+
+def _culprit(failure: Failed) -> int:
+    """The candidate at whose visit a child failed; -1 where it was at none."""
+    _, _, number = failure.stage.partition(" #")
+    return int(number) if number.isdigit() else -1
+
+
+def _time_reference(workload: Workload, results: Mapping[int, Measured | Failed], child: Child) -> Timing | None:
+    winner = next((result for result in results.values() if isinstance(result, Measured)), None)
+    if winner is None or workload.kernel.reference is None:
+        return None
+    request = {**workload_request(workload, winner.built), "op": "reference"}
+    timing = read_timing(ask(child, request, workload.kernel.profile.timeout))
+    return None if isinstance(timing, Failed) else timing
