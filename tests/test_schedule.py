@@ -80,7 +80,7 @@ class Play:
         self.killed += 1
 
     def screen(
-        self, child: Any, workload: Workload, candidate: Candidate, built: Built, stop_above: float | None
+        self, child: Any, workload: Workload, candidate: Candidate, built: Built, stop_above: float | None, say: Any
     ) -> Measured | Failed:
         self.overlapped |= self.compiling > 0
         with self.lock:

@@ -80,7 +80,7 @@ def tune(
         stand = Stand(
             pool=stack.enter_context(CompilePool(request.factory.frontend, target, workshop)),
             children=[
-                stack.enter_context(_killed(Child("tlaot.tune.measurer", [device], search_path, journal.path, environ)))
+                stack.enter_context(_killed(workshop.measurer(device)))
                 for device in _devices(request, target, machine, journal)
             ],
             store=Store(None if keys is None else store, keys or _no_keys, journal.say),

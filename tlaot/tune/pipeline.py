@@ -296,8 +296,7 @@ def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
         gpu = site.machine.gpu_for(target)
         assert gpu is not None
         device = f"cuda:{gpu.index}"
-    workshop = site.workshop
-    child = Child("tlaot.tune.measurer", [device], workshop.search_path, workshop.log, workshop.environ)
+    child = site.workshop.measurer(device)
     try:
         yield child
     finally:
@@ -367,8 +366,7 @@ def _open_packaged(output: Path, site: Site) -> None:
         {"path": str(output / variant.path / EXECUTABLE), "digest": asdict(variant.files[EXECUTABLE])}
         for variant in variants
     ]
-    workshop = site.workshop
-    child = Child("tlaot.tune.measurer", ["cpu"], workshop.search_path, workshop.log, workshop.environ)
+    child = site.workshop.measurer("cpu")
     try:
         answer = child.request({"op": "open", "candidates": candidates}, 300)
     finally:

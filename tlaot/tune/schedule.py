@@ -239,7 +239,8 @@ class _Run:
             candidate, built = self._waiting.take(self._last.get(id(child)))
             self._last[id(child)] = candidate.workload.path
             limit = self._stop_above(candidate.workload)
-            future = self._threads.submit(screen, child, candidate.workload, candidate, built, limit)
+            say = self._stand.journal.say
+            future = self._threads.submit(screen, child, candidate.workload, candidate, built, limit, say)
             self._await_screened(child, candidate, future)
 
     def _await_screened(self, child: Child, candidate: Candidate, future: Future[Measured | Failed]) -> None:
