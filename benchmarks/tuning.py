@@ -117,6 +117,8 @@ def compare_systems(bench: Bench, truth: Truth, sizes: Sequence[int], runs: int,
                 continue
             for size, one in zip(sizes, found, strict=True):
                 bench.note(f"  {size}^3: {one['wall']:.1f} s, {brief(one['config'])}, {one['latency']:.4g} ms")
+                for line in one["said"]:
+                    bench.note(f"    it says: {line}")
                 runs_made.append({"size": size, "run": number + 1, "system": system, **one})
             bench.keep("systems", runs_made)
     for size, times in zip(sizes, truth.of(shapes), strict=True):
