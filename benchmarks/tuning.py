@@ -40,6 +40,7 @@ from tuning_shared import (
     best_of,
     brief,
     busy_cpus,
+    distrusts,
     judge_load,
     microseconds,
     print_systems,
@@ -134,6 +135,8 @@ def compare_many_shapes(bench: Bench, truth: Truth, search: str, target: str) ->
     try:
         together = bench.run("build", shapes=SHAPES, configs=CONFIGS, search=search, target=target)
         bench.note(f"  {together['wall']:.1f} s")
+        for line in filter(lambda line: distrusts([line]), together["log"]):
+            bench.note(f"    it says: {line}")
         bench.keep("build", together)
     except TaskFailed as error:
         bench.note(str(error))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tuning_shared import Config, serve_task, listening, summarize, text_of, time_interleaved
+from tuning_shared import Config, listening, serve_task, summarize, text_of, time_interleaved
 
 # The same for both systems. TileLang counts calls, tlaot ms of kernel time.
 WARMUP, REP = 25, 100
