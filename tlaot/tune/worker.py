@@ -9,16 +9,17 @@ import base64
 import hashlib
 import json
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError
+from ..errors import BuildError, SpecError
 from ..manifest import param_to_json
 from ..target import Target, parse_target
 from .bound import Bound
-from .callables import expand_configs, expand_shapes, resolve
+from .callables import check_callables, expand_configs, expand_shapes, resolve
 from .devices import device_for, impersonate
 from .files import dump_json, write_atomically
 from .frontends import Lowered, import_frontend
@@ -67,10 +68,15 @@ class Worker:
         self._asked = _impersonate(target, request["device"])
         if request["op"] == "expand":
             announce("expand")
-            return self._expand(request)
+            try:
+                return self._expand(request)
+            except SpecError as error:
+                print(traceback.format_exc(), flush=True)
+                return {"wrong": [error.where, error.what, error.remedy]}
         return self._build(request, target, announce)
 
     def _expand(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        check_callables(request["callables"], request["where"])
         shapes = expand_shapes(request["shapes"], request["where"])
         return {
             "frontend": import_frontend(self._name).versions(),
