@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -65,7 +66,8 @@ class Bench:
         """
         self._tasks += 1
         folder = self._folder / f"{self._tasks:02}-{task}"
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+        folder.mkdir(parents=True)
         (folder / "arguments.json").write_text(json.dumps(arguments))
         env = {
             **os.environ,
