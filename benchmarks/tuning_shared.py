@@ -263,12 +263,18 @@ def busy_cpus() -> Iterator[None]:
 
 @contextmanager
 def spinning(commands: Sequence[Sequence[str]], **options: Any) -> Iterator[None]:
-    """Processes that run as long as the body does."""
+    """Processes that run as long as the body does.
+
+    Raises:
+        TaskFailed: One of them ended before the body did.
+    """
     children: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
             children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **options))
         yield
+        if any(child.poll() is not None for child in children):
+            raise TaskFailed("a process that makes load ended before the tuning did")
     finally:
         for child in children:
             child.kill()
