@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import BuildError, SpecError
+from ..errors import BuildError, SpecError, TlaotError
 from ..target import Target
 from . import nvrtc
 from .elf import cubin_architecture
@@ -32,6 +32,7 @@ __all__ = [
     "find_cc",
     "find_nvcc",
     "find_toolchain",
+    "preload_cuda",
     "run_tool",
 ]
 
@@ -274,6 +275,16 @@ def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
         BuildError: A tool is missing; the message says how to install it.
     """
     return Toolchain(find_cc(environ), find_nvcc(environ) if cuda else None)
+
+
+def preload_cuda(environ: Mapping[str, str]) -> None:
+    """Load NVRTC, where it is found, before a fork: processes forked from this one share precompiled headers."""
+    try:
+        compiler = find_nvcc(environ)
+    except TlaotError:  # said by the process that needs a compiler
+        return
+    if compiler.nvrtc:
+        nvrtc.preload(compiler.nvrtc)
 
 
 def compile_cuda(

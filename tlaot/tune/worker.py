@@ -29,7 +29,7 @@ from .frontends import Lowered, import_frontend
 from .limits import find_excess, find_excess_after_compiling, find_excess_in_error
 from .link import link_executable
 from .plan import canonical
-from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda
+from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda, preload_cuda
 
 Announce = Callable[[str], None]
 Answer = Callable[[Mapping[str, Any], Announce], Mapping[str, Any]]
@@ -46,6 +46,8 @@ def preload(arguments: Sequence[str]) -> None:
     if arguments[1:]:
         _impersonate(parse_target(arguments[1]), json.loads(arguments[2]))
     import_frontend(arguments[0])
+    if arguments[1:] and parse_target(arguments[1]).is_cuda:
+        preload_cuda(os.environ)
 
 
 def make(arguments: Sequence[str]) -> Answer:
@@ -134,6 +136,7 @@ class Worker:
             "frontend": dict(lowered.frontend),
             "asked": {**self._asked, **lowered.asked},
             "registers": None if cubin is None else cubin.registers,
+            "compiler": None if cubin is None else cubin.maker,
         }
 
 
@@ -156,7 +159,15 @@ def _compile_device(
         if cached.is_file():
             kept = json.loads(cached.read_bytes())
             return Cubin(**{**kept, "data": base64.b64decode(kept["data"])})
-        cubin = compile_cuda(lowered.device_source, target, lowered.device_flags, out, timeout, toolchain.cuda)
+        cubin = compile_cuda(
+            lowered.device_source,
+            target,
+            lowered.device_flags,
+            out,
+            timeout,
+            toolchain.cuda,
+            headers=scratch / "headers",
+        )
         write_atomically(cached, dump_json({**asdict(cubin), "data": base64.b64encode(cubin.data).decode()}))
         return cubin
 
@@ -174,11 +185,12 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _toolchain(body: Mapping[str, Any]) -> Toolchain:
     """The toolchain that the parent found; JSON made lists of its tuples."""
-    host: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in body["host"].items()}
+
+    def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+
     cuda = body["cuda"]
-    if cuda is None:
-        return Toolchain(HostCompiler(**host))
-    return Toolchain(HostCompiler(**host), CudaCompiler(**{**cuda, "flags": tuple(cuda["flags"])}))
+    return Toolchain(HostCompiler(**tuples(body["host"])), None if cuda is None else CudaCompiler(**tuples(cuda)))
 
 
 def _keep_sources(lowered: Lowered, cubin: Cubin | None, out: Path) -> None:
