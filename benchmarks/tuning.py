@@ -40,6 +40,7 @@ from tuning_shared import (
     best_of,
     brief,
     busy_cpus,
+    distrusts,
     judge_load,
     microseconds,
     print_systems,
@@ -117,6 +118,8 @@ def compare_systems(bench: Bench, truth: Truth, sizes: Sequence[int], runs: int,
                 continue
             for size, one in zip(sizes, found, strict=True):
                 bench.note(f"  {size}^3: {one['wall']:.1f} s, {brief(one['config'])}, {one['latency']:.4g} ms")
+                for line in one["said"]:
+                    bench.note(f"    it says: {line}")
                 runs_made.append({"size": size, "run": number + 1, "system": system, **one})
             bench.keep("systems", runs_made)
     for size, times in zip(sizes, truth.of(shapes), strict=True):
@@ -132,6 +135,8 @@ def compare_many_shapes(bench: Bench, truth: Truth, search: str, target: str) ->
     try:
         together = bench.run("build", shapes=SHAPES, configs=CONFIGS, search=search, target=target)
         bench.note(f"  {together['wall']:.1f} s")
+        for line in filter(lambda line: distrusts([line]), together["log"]):
+            bench.note(f"    it says: {line}")
         bench.keep("build", together)
     except TaskFailed as error:
         bench.note(str(error))

@@ -22,7 +22,6 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +35,9 @@ from tuning_shared import (
     brief,
     busy_cpus,
     judge_load,
+    listening,
     print_systems,
     serve_task,
-    statements,
     summarize,
     text_of,
     time_interleaved,
@@ -136,13 +135,10 @@ def _tlaot(kernel: str, shape: Config, configs: Sequence[Config]) -> dict[str, A
     tuner = tlaot.AutoTuner.from_kernel(functools.partial(factory, **shape), list(configs), frontend="tvm")
     tuner.set_compile_args(out_idx=[-1], target=f"llvm:{TARGET}")
     tuner.set_profile_args(warmup=WARMUP, rep=REP, ref_prog=reference, **TOLERANCE)
-    with _cold_cache(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Path("autotuner.log").unlink(missing_ok=True)
+    with _cold_cache(), listening() as said:
         start = time.perf_counter()
         result = tuner.run()
         wall = time.perf_counter() - start
-    said = statements(Path.cwd(), [str(warning.message) for warning in caught])
     return {"wall": wall, "config": result.config, "latency": result.latency, "said": said}
 
 
@@ -215,6 +211,8 @@ def compare_systems(bench: Bench, runs: int, loop_runs: int) -> list[dict[str, A
                 continue
             for kernel, one in zip(SHAPES, found, strict=True):
                 bench.note(f"run {number + 1}: {system}, {kernel}: {one['wall']:.1f} s, {brief(one['config'])}")
+                for line in one["said"]:
+                    bench.note(f"    it says: {line}")
                 made.append({"kernel": kernel, "run": number + 1, "system": system, **one})
             bench.keep("systems", made)
     return made

@@ -6,11 +6,13 @@ import json
 import os
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +24,9 @@ Config = dict[str, Any]
 # Of one workload: median ms of every config, by the config as text; None for one that does not compile.
 Times = dict[str, "float | None"]
 
-# What a tuner writes where it does not trust its own measurement.
-_DISTRUST = re.compile(r"trust|foreign|other process|under load|not quiet|busy", re.IGNORECASE)
+# Words of a tuner that does not trust its own measurement, and of one that noticed what could disturb it.
+_DISTRUST = re.compile(r"trust|something else used", re.IGNORECASE)
+_NOTICED = re.compile(r"other process|another process|kept .* busy|waiting up to|quota", re.IGNORECASE)
 
 
 class TaskFailed(Exception):
@@ -63,7 +66,8 @@ class Bench:
         """
         self._tasks += 1
         folder = self._folder / f"{self._tasks:02}-{task}"
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+        folder.mkdir(parents=True)
         (folder / "arguments.json").write_text(json.dumps(arguments))
         env = {
             **os.environ,
@@ -168,11 +172,24 @@ def regret(times: Times, config: Mapping[str, Any] | None) -> float | None:
     return None if time is None else time / best_of(times)
 
 
-def statements(folder: Path, warned: Sequence[str]) -> list[str]:
-    """Lines of ``autotuner.log`` and warnings in which a tuner says that its measurement cannot be trusted."""
-    logs = [path.read_text(errors="replace").splitlines() for path in folder.rglob("autotuner.log")]
-    lines = [*warned, *(line for log in logs for line in log)]
-    return list(dict.fromkeys(line.strip() for line in lines if _DISTRUST.search(line)))
+@contextmanager
+def listening() -> Iterator[list[str]]:
+    """Collect what a tuner says of its own measurement, in ``autotuner.log`` and in warnings: first that it is not to be trusted."""
+    said: list[str] = []
+    log = Path("autotuner.log")
+    start = log.stat().st_size if log.exists() else 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield said
+    lines = [str(warning.message) for warning in caught]
+    if log.exists():
+        lines += log.read_bytes()[start:].decode(errors="replace").splitlines()
+    said += dict.fromkeys(line.strip() for words in (_DISTRUST, _NOTICED) for line in lines if words.search(line))
+
+
+def distrusts(said: Sequence[str]) -> bool:
+    """Whether a tuner says that its measurement cannot be trusted."""
+    return any(_DISTRUST.search(line) for line in said)
 
 
 def print_systems(bench: Bench, title: str, times: Times, runs: Sequence[dict[str, Any]], base: str) -> None:
@@ -225,7 +242,10 @@ def judge_load(bench: Bench, title: str, times: Times, quiet: Config, runs: Mapp
         same = over is not None and over <= 1 + within
         verdict = f"within {within:.0%}" if same else "NOT the quiet winner's equal"
         said = found["said"]
-        verdict += "; says that it cannot be trusted" if said else "; says nothing"
+        if distrusts(said):
+            verdict += "; says that it cannot be trusted"
+        elif not same:
+            verdict += ", and does not say that it cannot be trusted"
         rows.append([load, found["wall"], brief(found["config"]), over, verdict, said[0][:160] if said else ""])
     head = ["load", "wall s", "winner", "re-timed x quiet winner", "verdict", "what the tuner says"]
     bench.table(title, head, rows)
@@ -243,12 +263,18 @@ def busy_cpus() -> Iterator[None]:
 
 @contextmanager
 def spinning(commands: Sequence[Sequence[str]], **options: Any) -> Iterator[None]:
-    """Processes that run as long as the body does."""
+    """Processes that run as long as the body does.
+
+    Raises:
+        TaskFailed: One of them ended before the body did.
+    """
     children: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
             children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, **options))
         yield
+        if any(child.poll() is not None for child in children):
+            raise TaskFailed("a process that makes load ended before the tuning did")
     finally:
         for child in children:
             child.kill()

@@ -7,14 +7,13 @@ import statistics
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tuning_shared import Config, serve_task, statements, summarize, text_of, time_interleaved
+from tuning_shared import Config, listening, serve_task, summarize, text_of, time_interleaved
 
 # The same for both systems. TileLang counts calls, tlaot ms of kernel time.
 WARMUP, REP = 25, 100
@@ -26,41 +25,32 @@ _TIMED_MS, _MOST_CALLS = 0.5, 10
 def tune_with_tilelang(shapes: Sequence[Config], configs: Sequence[Config], pipelined: bool) -> list[dict[str, Any]]:
     """Tune each shape with TileLang's AutoTuner, cold; wall time, winner and the time that it found."""
     import tilelang.autotuner
-    import torch
 
     options = {"use_pipeline": True, "early_stop": True} if pipelined else {}
-    return _tune(tilelang.autotuner.AutoTuner, torch, shapes, configs, options)
+    return _tune(tilelang.autotuner.AutoTuner, shapes, configs, options)
 
 
 def tune_with_tlaot(shapes: Sequence[Config], configs: Sequence[Config]) -> list[dict[str, Any]]:
     """Tune each shape with tlaot's, cold; wall time, winner, the time that it found, and what it says of its measurement."""
-    import tilelang.autotuner  # noqa: F401 - the factories need it, so both processes pay for it before the clock starts
-    import torch
-
     import tlaot
 
-    return _tune(tlaot.AutoTuner, torch, shapes, configs, {})
+    return _tune(tlaot.AutoTuner, shapes, configs, {})
 
 
 def _tune(
-    tuner: Any, torch: Any, shapes: Sequence[Config], configs: Sequence[Config], options: dict[str, Any]
+    tuner: Any, shapes: Sequence[Config], configs: Sequence[Config], options: dict[str, Any]
 ) -> list[dict[str, Any]]:
     import tuning_gemm
 
-    torch.zeros(1, device="cuda")
     with _cold_caches():
         _tuner(tuner, tuning_gemm.double, [{"threads": 128}], tuning_gemm.double_reference).run(warmup=WARMUP, rep=REP)
-    torch.cuda.synchronize()
     found = []
     for shape in shapes:
         made = _tuner(tuner, tuning_gemm.matmul_of(**shape), configs, tuning_gemm.matmul_reference)
-        with _cold_caches(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            Path("autotuner.log").unlink(missing_ok=True)
+        with _cold_caches(), listening() as said:
             start = time.perf_counter()
             result = made.run(warmup=WARMUP, rep=REP, **options)
             wall = time.perf_counter() - start
-        said = statements(Path.cwd(), [str(warning.message) for warning in caught])
         found.append({"wall": wall, "config": result.config, "latency": result.latency, "said": said})
         print(shape, wall, result.config, result.latency, flush=True)
     return found
@@ -97,7 +87,8 @@ def build(shapes: Sequence[Config], configs: Sequence[Config], search: str, targ
         )
         wall = time.perf_counter() - start
     manifest = read_manifest(project / "out" / "tuned" / "_tlaot" / "manifest.json")
-    winners = {text_of(v.shape): dict(v.config) for kernel in manifest.kernels.values() for v in kernel.variants}
+    variants = [variant for kernel in manifest.kernels.values() for variant in kernel.variants]
+    winners = {text_of(v.shape): {key: v.config[key] for key in configs[0]} for v in variants}
     return {"wall": wall, "winners": winners, "log": lines}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -45,11 +46,47 @@ def test_inspect(folder: Path, wheel: Callable[[], Path], capsys: pytest.Capture
     """Each variant with its signature, config and times; the same from the package and from its wheel."""
     assert main(["inspect", "pk_cli"]) == 0
     of_package = capsys.readouterr().out
-    assert "cuda:sm_90a  N=8  tuned 1 ms, default 3 ms, reference 2 ms" in of_package
-    assert "(X: float32[m, 8]) -> Y: float32[m, 8]" in of_package
-    assert "config block=1; 12 bytes" in of_package
+    assert of_package.splitlines()[1] == "2 variants of 1 kernel for cuda:sm_90a: 0.0 KiB, packaged by tlaot 0.1.0"
+    assert of_package.splitlines()[3:9] == [
+        "k",
+        "  cuda:sm_90a  N=8",
+        "    (X: float32[m, 8]) -> Y: float32[m, 8]",
+        "    1 ms (first config 3 ms, reference 2 ms)",
+        "    config: block=1",
+        "    0.0 KiB; compiled by no known frontend",
+    ]
     assert main(["inspect", str(wheel())]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == of_package.splitlines()[1:]
+
+
+def test_inspect_says_what_was_measured_and_what_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = variant(
+        "k",
+        PARAMS,
+        [1],
+        {"M": "8", "causal": True},
+        "cuda:sm_90a",
+        frontend={"name": "tilelang", "version": "0.1.15"},
+        properties={"device": "NVIDIA H200", "checked": False},
+    )
+    two = dataclasses.replace(one, path="k/two", config={}, properties={"checked": True}, latency={"latency": None})
+    write_package(tmp_path, "pk_measured", {"k": [(one, bytes(2048)), (two, bytes(100))]})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["inspect", "pk_measured"]) == 0
+    assert capsys.readouterr().out.splitlines()[4:] == [
+        "  cuda:sm_90a  M='8', causal=True",
+        "    (X: float32[m, 8]) -> Y: float32[m, 8]",
+        "    1 ms on NVIDIA H200 (first config 3 ms, reference 2 ms)",
+        "    config: block=1",
+        "    2.0 KiB; compiled by tilelang 0.1.15; results NOT checked (check = false)",
+        "  cuda:sm_90a  M='8', causal=True",
+        "    (X: float32[m, 8]) -> Y: float32[m, 8]",
+        "    not measured",
+        "    config: the defaults of the factory",
+        "    0.1 KiB; compiled by tilelang 0.1.15; results checked when it was built",
+    ]
 
 
 def test_inspect_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +145,7 @@ def test_verify_a_damaged_wheel(wheel: Callable[[], Path], capsys: pytest.Captur
         ("pk_cli_that_is_not_there", "is not installed"),
         ("pytest", "has no packaged kernels"),
         ("missing.whl", "is not a readable wheel"),
+        ("dist/nothing", "is neither a file nor the import name of a package"),
         ("not-a-name", "import name of a package"),
     ],
 )

@@ -113,7 +113,18 @@ def wrong_inputs(N):
     return [numpy.full(N, 3.0, "float64")]
 
 NOT_CALLABLE = [{"tile": 1}, {"tile": 2}]
+
+def torn_shapes():
+    return [{"N": 64 + "torn"}]
+
+def torn_reference(a):
+    return a[[999]]
+
+def torn_inputs(N):
+    return N // 0
 '''
+LINE_OF_TORN = KERNELS.splitlines().index("def torn_shapes():") + 1
+TORN = "SIZES = {}\n\nN = SIZES['a']\n"  # a module that fails when it is imported
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,7 @@ def project(tmp_path: Path) -> Project:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "kernels.py").write_text(KERNELS)
+    (package / "torn.py").write_text(TORN)
     return Project(tmp_path, [])
 
 
@@ -289,15 +301,54 @@ def test_none_left_lists_every_reason_by_count(project: Project) -> None:
 
 
 MISTAKES = [
-    ("factory", '"tinypkg.kernels:sclae"', TuningError, "has no 'sclae', did you mean 'scale'"),
-    ("factory", '"tinypkg.kernel:scale"', TuningError, "no module 'tinypkg.kernel'"),
+    (
+        "factory",
+        '"tinypkg.kernels:sclae"',
+        SpecError,
+        "(scale) factory: module 'tinypkg.kernels' has no 'sclae', did you mean 'scale'",
+    ),
+    ("factory", '"tinypkg.kernel:scale"', SpecError, "(scale) factory: there is no module 'tinypkg.kernel'"),
+    (
+        "factory",
+        '"tinypkg.kernels:NOT_CALLABLE"',
+        SpecError,
+        "(scale) factory: tinypkg.kernels:NOT_CALLABLE is not callable, but a list",
+    ),
+    ("factory", '"tinypkg.torn:scale"', SpecError, "raised KeyError: 'a' (TREE/tinypkg/torn.py:3)"),
+    (
+        "inputs",
+        '"tinypkg.kernels:input"',
+        SpecError,
+        "(scale) inputs: module 'tinypkg.kernels' has no 'input', did you mean 'inputs'",
+    ),
+    ("manual-check", '"tinypkg.checks:judge"', SpecError, "(scale) manual check: there is no module 'tinypkg.checks'"),
     ("shapes", '"tinypkg.kernels:shape"', SpecError, "did you mean 'shapes'"),
     ("shapes", '"tinypkg.kernels:nothing"', SpecError, "raised TypeError"),
     ("shapes", "[{ M = 64 }]", SpecError, "raised TypeError"),
     ("configs", '"tinypkg.kernels:nothing"', SpecError, "gives nothing for"),
     ("configs", '"tinypkg.kernels:broken"', SpecError, "the space cannot be made"),
-    ("configs", "[{ tiel = 1 }]", TuningError, "unused config key 'tiel': the factory takes (N, factor, tile, mode), did you mean 'tile'?"),
-    ("reference", '"tinypkg.kernels:refrence"', TuningError, "did you mean 'reference'"),
+    (
+        "configs",
+        "[{ tiel = 1 }]",
+        TuningError,
+        "unused config key 'tiel': the factory takes (N, factor, tile, mode), did you mean 'tile'?",
+    ),
+    ("shapes", '"tinypkg.kernels:torn_shapes"', SpecError, "raised TypeError: unsupported operand type(s)"),
+    ("shapes", '"tinypkg.kernels:torn_shapes"', SpecError, f"(TREE/tinypkg/kernels.py:{LINE_OF_TORN + 1})"),
+    (
+        "reference",
+        '"tinypkg.kernels:refrence"',
+        SpecError,
+        "(scale) reference: module 'tinypkg.kernels' has no 'refrence', did you mean",
+    ),
+    ("reference", '"tinypkg.kernels:torn_reference"', TuningError, "raised IndexError: index 999 is out of bounds"),
+    ("reference", '"tinypkg.kernels:torn_reference"', TuningError, f"(TREE/tinypkg/kernels.py:{LINE_OF_TORN + 4})"),
+    (
+        "inputs",
+        '"tinypkg.kernels:torn_inputs"',
+        TuningError,
+        f"by zero (TREE/tinypkg/kernels.py:{LINE_OF_TORN + 7})",
+    ),
     ("inputs", '"tinypkg.kernels:wrong_inputs"', TuningError, "has dtype float64, the kernel takes float32"),
     ("out-idx", "[5]", TuningError, "out_idx 5 is outside the kernel's 2 parameters"),
 ]
@@ -311,8 +362,10 @@ def test_a_mistake_in_the_spec_says_what_and_where(
     project.write("\n".join([*lines, f"{key} = {value}"]))
     with pytest.raises(error) as caught:
         project.build()
-    assert what in str(caught.value)
-    assert "scale" in str(caught.value)
+    message = str(caught.value)
+    assert what in message.replace(str(project.folder), "TREE")
+    assert "scale" in message
+    assert message.count("SpecError") == 0 or error is TuningError
 
 
 @pytest.mark.parametrize(

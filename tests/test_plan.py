@@ -5,12 +5,23 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tlaot.tune.plan import workload_slug
+from tlaot.target import parse_target
+from tlaot.tune.plan import Workload, workload_slug
+from tlaot.tune.spec import KernelSpec
 
 
 def test_a_plain_shape_reads_as_itself() -> None:
     assert workload_slug({"N": 32, "M": 1024, "K": 64}) == "K64-M1024-N32"
     assert workload_slug({}) == "default"
+
+
+def test_a_label_tells_text_from_numbers() -> None:
+    kernel = KernelSpec("add", "tvm", "m:add", (parse_target("llvm"),), ({},), ({},), "test")
+    workload = Workload(
+        kernel, kernel.targets[0], {"M": "128", "N": 128, "causal": True}, ({"tile": 2, "order": "ij"},)
+    )
+    assert workload.label == "add [llvm:x86-64-v3] (M='128', N=128, causal=True)"
+    assert workload.candidates()[0].label == f"{workload.label} #0 {{tile=2, order='ij'}}"
 
 
 def test_no_two_shapes_share_a_folder() -> None:

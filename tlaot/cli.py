@@ -70,6 +70,12 @@ def open_packaged(what: str) -> list[Packaged]:
     path = Path(what)
     if what.endswith(".whl") or path.is_file():
         return list(_in_wheel(path))
+    if "/" in what:
+        raise PackageError(
+            what,
+            "is neither a file nor the import name of a package",
+            "Write tlaot inspect my_package, or name a wheel.",
+        )
     manifest = find_manifest(what)
     folder = manifest.parent
     names = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
@@ -160,14 +166,19 @@ def _inspect(found: Sequence[Packaged], options: argparse.Namespace) -> int:
         return 0
     for packaged in found:
         manifest = packaged.manifest
-        print(f"{manifest.package}, packaged by tlaot {manifest.writer} ({packaged.label})")
+        variants = [variant for kernel in manifest.kernels.values() for variant in kernel.variants]
+        targets = ", ".join(sorted({variant.target for variant in variants}))
+        print(f"{manifest.package} ({packaged.label})")
+        counts = f"{_count(len(variants), 'variant')} of {_count(len(manifest.kernels), 'kernel')}"
+        print(f"{counts} for {targets}: {_spell_size(*variants)}, packaged by tlaot {manifest.writer}")
         for name, kernel in sorted(manifest.kernels.items()):
             print(f"\n{name}")
             for variant in kernel.variants:
-                print(f"  {variant.target}  {_spell(variant.shape)}  {_spell_time(variant)}")
+                print(f"  {variant.target}  {_spell(variant.shape)}")
                 print(f"    {describe_params(variant)}")
-                size = sum(digest.size for digest in variant.files.values())
-                print(f"    config {_spell(variant.config)}; {size} bytes; {_spell(variant.frontend) or 'no frontend'}")
+                print(f"    {_spell_time(variant)}")
+                print(f"    config: {_spell(variant.config) or 'the defaults of the factory'}")
+                print(f"    {_spell_size(variant)}; {_spell_origin(variant)}")
     return 0
 
 
@@ -266,13 +277,33 @@ def _rows(packaged: Packaged) -> Iterator[dict[str, Any]]:
 
 
 def _spell(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in sorted(values.items()))
+    return ", ".join(f"{name}={value!r}" for name, value in sorted(values.items()))
 
 
 def _spell_time(variant: Variant) -> str:
-    shown = {"latency": "tuned", "default_latency": "default", "ref_latency": "reference"}
-    times = [f"{word} {variant.latency[key]:.4g} ms" for key, word in shown.items() if variant.latency.get(key)]
-    return ", ".join(times) or "not measured"
+    latency, device = variant.latency, variant.properties.get("device")
+    if not latency.get("latency"):
+        return "not measured"
+    others = {"default_latency": "first config", "ref_latency": "reference"}
+    compared = [f"{word} {latency[key]:.4g} ms" for key, word in others.items() if latency.get(key)]
+    time = f"{latency['latency']:.4g} ms" + (f" on {device}" if device else "")
+    return time + (f" ({', '.join(compared)})" if compared else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _spell_size(*variants: Variant) -> str:
+    return f"{sum(digest.size for variant in variants for digest in variant.files.values()) / 1024:.1f} KiB"
+
+
+def _spell_origin(variant: Variant) -> str:
+    origin = "compiled by " + (
+        " ".join(filter(None, map(variant.frontend.get, ("name", "version")))) or "no known frontend"
+    )
+    checked = {True: "; results checked when it was built", False: "; results NOT checked (check = false)"}
+    return origin + checked.get(variant.properties.get("checked"), "")  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -300,8 +300,9 @@ def test_a_dependent_launch_starts_early_and_waits(program: Callable[[str], Any]
     outs, earlies = [ints(256) for _ in range(6)], [ints(1) for _ in range(6)]
     inputs = [numbers + i for i in range(6)]
     torch.cuda.synchronize()
-    for given, out, early in zip(inputs, outs, earlies, strict=True):  # one behind the other, nothing waits between
-        kernel(given, state, data, out, early)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for given, out, early in zip(inputs, outs, earlies, strict=True):  # one behind the other, nothing waits between
+            kernel(given, state, data, out, early)
     torch.cuda.synchronize()
     assert [early.item() for early in earlies] == [1] * 6
     for given, out in zip(inputs, outs, strict=True):
@@ -323,10 +324,12 @@ def test_a_serial_launch_does_not_start_early(program: Callable[[str], Any]) -> 
         torch.arange(256, dtype=torch.int32, device="cuda"),
         *map(ints, (1, 256, 256, 1)),
     )
-    for _ in range(3):
-        kernel(numbers, state, data, out, early)
+    for turn in range(3):
         torch.cuda.synchronize()
-        assert early.item() == 0
+        with torch.cuda.stream(torch.cuda.Stream()):
+            kernel(numbers, state, data, out, early)
+        torch.cuda.synchronize()
+        assert early.item() == 0, turn
         assert same(out, 2 * numbers)
         numbers.add_(1)
 

@@ -14,9 +14,8 @@ from typing import Any
 from ..errors import SpecError
 from ..manifest import Param, param_from_json
 from .arrays import Arrays, NumpyArrays, TorchArrays, bind_sizes, numpy_hands_over
-from .callables import call_with_known, resolve
+from .callables import call_with_known, raised, resolve
 from .check import pick_outputs
-from .child import one_line
 from .supply import InputParam, Supply, supply_from_json, validate_supply
 from .transport import read_tensors
 
@@ -198,7 +197,7 @@ def _given_values(
         else:
             returned = function([InputParam.of(p) for index, p in enumerate(params) if index not in out_idx])
     except Exception as error:
-        raise SpecError(where, f"{_name_of(function)} raised {one_line(error)}", "Mend the inputs function.") from error
+        raise SpecError(where, f"{_name_of(function)} {raised(error)}", "Mend the inputs function.") from error
     return list(pick_outputs(returned))
 
 
@@ -273,7 +272,7 @@ def _consult(bench: Bench, function: Callable[..., Any], where: str) -> None:
         _take_down(bench, function, positions, before, arguments, returned, where)
         return
     assert failure is not None
-    raise SpecError(where, f"{_name_of(function)} raised {one_line(failure)}", "Mend the reference.") from failure
+    raise SpecError(where, f"{_name_of(function)} {raised(failure)}", "Mend the reference.") from failure
 
 
 def _styles(bench: Bench, function: Callable[..., Any], where: str) -> list[list[int]]:

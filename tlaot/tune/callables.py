@@ -6,13 +6,18 @@ import importlib
 import inspect
 import itertools
 import math
+import os
+import sysconfig
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError, did_you_mean
+from .child import one_line
 from .parcel import PREFIX, open_parcel
 
-__all__ = ["call_with_known", "expand_configs", "expand_shapes", "resolve"]
+__all__ = ["call_with_known", "check_callables", "expand_configs", "expand_shapes", "raised", "resolve"]
 
 
 # More is a generator that does not end, or a space that nobody waits for.
@@ -39,9 +44,7 @@ def resolve(name: str, where: str) -> Any:
             where, f"importing {module_name!r} failed: {error}", "Add what is missing to [build-system] requires."
         ) from error
     except Exception as error:
-        raise SpecError(
-            where, f"importing {module_name!r} raised {type(error).__name__}: {error}", "Mend the module."
-        ) from error
+        raise SpecError(where, f"importing {module_name!r} {raised(error)}", "Mend the module.") from error
     try:
         found = module
         for part in attribute.split("."):
@@ -50,6 +53,40 @@ def resolve(name: str, where: str) -> Any:
         hint = did_you_mean(attribute, dir(module))
         raise SpecError(where, f"module {module_name!r} has no {attribute!r}{hint}", "Correct the name.") from None
     return found
+
+
+def check_callables(names: Mapping[str, str | None], where: str) -> None:
+    """Resolve what a kernel names, by its key, and throw it away: a name that is wrong is known before anything is compiled.
+
+    Raises:
+        SpecError: A module or an attribute is missing, or what is there is not callable.
+    """
+    for key, name in names.items():
+        if name is not None:
+            found = resolve(name, f"{where} {key}")
+            if not callable(found):
+                raise SpecError(
+                    f"{where} {key}", f"{name} is not callable, but a {type(found).__name__}", "Name a function."
+                )
+
+
+_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+_STANDARD = f"{sysconfig.get_path('stdlib')}{os.sep}"
+
+
+def raised(error: BaseException) -> str:
+    """What an author's function raised, and where: ``raised ValueError: no such size (my_package/reference.py:12)``.
+
+    The place is the innermost line of the author's own; not that of a library which it called.
+    """
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    theirs = [(file, line) for file, line in frames if not file.startswith((_OURS, "<"))]
+    own = [(file, line) for file, line in theirs if "-packages/" not in file and not file.startswith(_STANDARD)]
+    if not theirs:
+        return f"raised {one_line(error)}"
+    file, line = own[-1] if own else theirs[0]
+    here = f"{os.getcwd()}{os.sep}"
+    return f"raised {one_line(error)} ({file.removeprefix(here)}:{line})"
 
 
 def call_with_known(function: Any, arguments: Mapping[str, Any]) -> Any:
@@ -91,9 +128,7 @@ def _dicts(source: str | list[Mapping[str, Any]], arguments: Mapping[str, Any], 
                     found = [found]
                 items = list(itertools.islice(found, _MOST_ITEMS + 1))
             except Exception as error:
-                raise SpecError(
-                    where, f"{source} raised {type(error).__name__}: {error}", "Mend the function."
-                ) from error
+                raise SpecError(where, f"{source} {raised(error)}", "Mend the function.") from error
         else:
             items = [found] if isinstance(found, Mapping) else list(found)
     else:

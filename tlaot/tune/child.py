@@ -26,7 +26,7 @@ from ..runtime import load as runtime_load
 from .forkserver import BOOT, CannotStart, ForkServer
 from .processes import Process, Spawned, die_with_parent, kill_trees, spawn
 
-__all__ = ["Child", "Failed", "one_line", "serve", "stop_all"]
+__all__ = ["Child", "Failed", "Rejected", "one_line", "serve", "stop_all"]
 
 _PATIENCE = 10.0  # s for a process that was killed, or has closed its pipe, to be gone
 
@@ -36,7 +36,7 @@ class Failed:
     """Why a candidate has no result.
 
     Attributes:
-        stage: ``"elaborate"``, ``"lower"``, ``"device-compile"``, ``"link"``, ``"load"``, ``"check"``, ``"time"``...
+        stage: ``"elaborate"``, ``"lower"``, ``"prune"`` (no device of the target can run it), ``"device-compile"``, ``"link"``, ``"load"``, ``"check"``, ``"time"``...
         reason: One line that a person can act on.
         detail: More lines, for the log.
     """
@@ -44,6 +44,10 @@ class Failed:
     stage: str
     reason: str
     detail: str = ""
+
+
+class Rejected(Exception):
+    """What a child raises to refuse a request; its text is the whole reason."""
 
 
 class Child:
@@ -281,10 +285,12 @@ def serve(
         number, stage = message["number"], "start"
         try:
             text = json.dumps(answer(message["request"], announce))
+        except Rejected as error:
+            said: dict[str, Any] = {"failed": {"stage": stage, "reason": str(error), "detail": ""}}
         except (Exception, SystemExit) as error:
             detail = traceback.format_exc()
             print(detail, flush=True)
-            said: dict[str, Any] = {"failed": {"stage": stage, "reason": one_line(error), "detail": detail}}
+            said = {"failed": {"stage": stage, "reason": one_line(error), "detail": detail}}
         else:
             said = {"answer": json.loads(text)}
         if os.getpid() != home:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import SpecError
 from ..manifest import FileDigest, Param, digest_of, param_from_json
 from ..target import Target
 from .child import Child, Failed, stop_all
@@ -122,6 +123,9 @@ def expand_kernel(
 
     Returns:
         The workloads, and the frontend's name and version; or why there are none.
+
+    Raises:
+        SpecError: What the entry names is missing or not callable, or its shapes or configs are none.
     """
     request = {
         "op": "expand",
@@ -129,11 +133,19 @@ def expand_kernel(
         "device": workshop.devices.get(str(target), {}),
         "shapes": kernel.shapes if isinstance(kernel.shapes, str) else [dict(shape) for shape in kernel.shapes],
         "configs": kernel.configs if isinstance(kernel.configs, str) else [dict(config) for config in kernel.configs],
+        "callables": {
+            "factory": kernel.factory,
+            "inputs": kernel.inputs,
+            "reference": kernel.reference,
+            "manual check": kernel.manual_check,
+        },
         "where": kernel.where,
     }
     answer = child.request(request, kernel.profile.compile_timeout)
     if isinstance(answer, Failed):
         return answer
+    if "wrong" in answer:
+        raise SpecError(*answer["wrong"])
     workloads = [Workload(kernel, target, item["shape"], tuple(item["configs"])) for item in answer["workloads"]]
     return workloads, answer["frontend"]
 

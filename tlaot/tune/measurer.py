@@ -22,6 +22,7 @@ from ..errors import SpecError
 from ..manifest import FileDigest
 from ..runtime.load import load_function
 from .bench import BROKEN, Bench, count_arguments, fresh, make_bench, restore
+from .callables import raised
 from .check import Tolerance, compare
 from .child import one_line, serve
 from .spec import Profile
@@ -255,7 +256,7 @@ def _ask(function: Callable[..., Any], arguments: tuple[Any, ...], what: str, wh
         right = function(*arguments)
     except BROKEN as error:
         announce("prepare")
-        raise SpecError(f"{where} {what}", f"raised {one_line(error)}", "Mend the function.") from error
+        raise SpecError(f"{where} {what}", raised(error), "Mend the function.") from error
     except Exception as error:
         raise WrongResult(f"the {what} says that the outputs are wrong: {one_line(error)}") from error
     if right is not None and getattr(right, "ndim", 0) == 0 and not right:

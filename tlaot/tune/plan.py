@@ -42,8 +42,7 @@ class Workload:
     @property
     def label(self) -> str:
         """The workload in a message."""
-        items = ", ".join(f"{key}={value}" for key, value in self.shape.items())
-        return f"{self.kernel.name} [{self.target}] ({items})"
+        return f"{self.kernel.name} [{self.target}] ({_spell(self.shape)})"
 
     def candidates(self) -> tuple[Candidate, ...]:
         return tuple(Candidate(self, index, config) for index, config in enumerate(self.configs))
@@ -59,8 +58,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        items = ", ".join(f"{key}={value}" for key, value in self.config.items())
-        return f"{self.workload.label} #{self.index} {{{items}}}"
+        return f"{self.workload.label} #{self.index} {{{_spell(self.config)}}}"
 
 
 def workload_slug(shape: Mapping[str, Any]) -> str:
@@ -75,6 +73,11 @@ def workload_slug(shape: Mapping[str, Any]) -> str:
 def canonical(value: Any) -> str:
     """JSON that is equal exactly where the values are."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _spell(items: Mapping[str, Any]) -> str:
+    # With quotes about text: M='128' is another workload than M=128.
+    return ", ".join(f"{key}={value!r}" for key, value in items.items())
 
 
 def _is_ambiguous(shape: Mapping[str, Any]) -> bool:

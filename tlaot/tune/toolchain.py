@@ -1,4 +1,4 @@
-"""The host's C compiler and nvcc: finding them, and running them with a time limit.
+"""The host's C compiler, nvcc and NVRTC: finding them, and running them with a time limit.
 
 The environment that decides what is found is passed in by the caller; the tools themselves inherit the process's.
 """
@@ -12,12 +12,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import BuildError
+from ..errors import BuildError, SpecError, TlaotError
 from ..target import Target
+from . import nvrtc
 from .elf import cubin_architecture
 from .processes import Spawned, kill_trees
 
@@ -30,6 +32,7 @@ __all__ = [
     "find_cc",
     "find_nvcc",
     "find_toolchain",
+    "preload_cuda",
     "run_tool",
 ]
 
@@ -57,19 +60,25 @@ class HostCompiler:
 
 @dataclass(frozen=True)
 class CudaCompiler:
-    """nvcc.
+    """nvcc, and NVRTC of the same release where there is one.
 
     Attributes:
         nvcc: Its path.
         flags: Flags that it needs to find its own headers.
         version: Release, ``"13.0"``.
         host: Command of the host compiler that it calls, or "" for its own choice.
+        nvrtc: Path of libnvrtc, or "" to compile everything with nvcc.
+        ptxas: Path of nvcc's ptxas.
+        include: Folders of the toolkit's headers.
     """
 
     nvcc: str
     flags: tuple[str, ...]
     version: str
     host: str = ""
+    nvrtc: str = ""
+    ptxas: str = ""
+    include: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class Cubin:
         spills: Bytes spilled a thread (stores and loads), of the kernel that spills most.
         static_shared: Bytes of static shared memory, of the kernel that uses most.
         log: What the compiler said.
+        maker: What compiled it: ``"nvcc 13.0"`` or ``"nvrtc 13.0"``.
     """
 
     data: bytes
@@ -97,6 +107,7 @@ class Cubin:
     spills: int
     static_shared: int
     log: str
+    maker: str = ""
 
 
 def run_tool(
@@ -186,6 +197,9 @@ def _first_command(setting: str, names: Sequence[str], path: str | None, variabl
 def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> CudaCompiler:
     """nvcc: below ``CUDA_HOME`` or ``CUDA_PATH``, on ``PATH``, or of the PyPI package ``nvidia-cuda-nvcc``.
 
+    With it NVRTC of the same release, in the same toolkit or as the PyPI package ``nvidia-cuda-nvrtc`` (torch brings
+    it), unless ``TLAOT_NVRTC`` is 0.
+
     Args:
         environ: The environment.
         packages: site-packages to look in; by default every folder of ``sys.path``, since pip's isolated build
@@ -193,35 +207,65 @@ def find_nvcc(environ: Mapping[str, str], packages: Path | None = None) -> CudaC
 
     Raises:
         BuildError: There is none, or it cannot say its version.
+        SpecError: ``TLAOT_NVRTC`` is neither 0 nor 1.
     """
+    folders = [packages] if packages is not None else [Path(entry) for entry in sys.path if entry]
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         root = environ.get(variable)
         if root:
             nvcc = Path(root) / "bin" / "nvcc"
             if not nvcc.is_file():
                 raise BuildError(variable, f"there is no bin/nvcc below it, got {root!r}", _INSTALL_NVCC)
-            return _cuda_compiler(nvcc, (), environ)
+            return _cuda_compiler(nvcc, (), environ, folders)
     found = shutil.which("nvcc", path=environ.get("PATH"))
     if found:
-        return _cuda_compiler(Path(found), (), environ)
-    folders = [packages] if packages is not None else [Path(entry) for entry in sys.path if entry]
+        return _cuda_compiler(Path(found), (), environ, folders)
     for nvcc in (nvcc for folder in folders for nvcc in sorted(folder.glob("nvidia/cu*/bin/nvcc"), reverse=True)):
         root_dir = nvcc.parents[1]
         include = root_dir / "include"
         flags = [f"-I{d}" for d in (include, include / "cccl") if d.is_dir()]
-        return _cuda_compiler(nvcc, tuple(flags), environ)
+        return _cuda_compiler(nvcc, tuple(flags), environ, folders)
     raise BuildError(
         "toolchain", "no nvcc was found (CUDA_HOME, PATH, the PyPI package nvidia-cuda-nvcc)", _INSTALL_NVCC
     )
 
 
-def _cuda_compiler(nvcc: Path, flags: tuple[str, ...], environ: Mapping[str, str]) -> CudaCompiler:
+def _cuda_compiler(
+    nvcc: Path, flags: tuple[str, ...], environ: Mapping[str, str], packages: Sequence[Path]
+) -> CudaCompiler:
     output = run_tool([str(nvcc), "--version"], "toolchain", 60)
     match = re.search(r"release (\d+\.\d+)", output)
     if match is None:
         raise BuildError("toolchain", f"{nvcc} does not say its version", _INSTALL_NVCC)
-    host = environ.get("NVCC_CCBIN", "")
-    return CudaCompiler(str(nvcc), flags, match[1], host)
+    compiler = CudaCompiler(str(nvcc), flags, match[1], environ.get("NVCC_CCBIN", ""))
+    return _with_nvrtc(compiler, packages) if _wants_nvrtc(environ) else compiler
+
+
+def _wants_nvrtc(environ: Mapping[str, str]) -> bool:
+    text = environ.get("TLAOT_NVRTC", "").strip()
+    if text not in ("", "0", "1"):
+        raise SpecError("TLAOT_NVRTC", f"expected 0 or 1, got {text!r}", "Write TLAOT_NVRTC=0 for nvcc alone.")
+    return text != "0"
+
+
+def _with_nvrtc(compiler: CudaCompiler, packages: Sequence[Path]) -> CudaCompiler:
+    # nvcc on PATH may be a script, so it is asked for its own folder.
+    try:
+        said = run_tool([compiler.nvcc, "--dryrun", "-cubin", "-x", "cu", os.devnull], "toolchain", 60)
+    except BuildError:
+        return compiler
+    here = re.search(r"^#\$ _HERE_=(.+)$", said, re.MULTILINE)
+    if here is None:
+        return compiler
+    library = nvrtc.find_library(compiler.version, Path(here[1]).parent, packages)
+    ptxas = Path(here[1]) / "ptxas"
+    lines = re.findall(r"^#\$ (?:SYSTEM_)?INCLUDES=(.*)$", said, re.MULTILINE)
+    words = [word for line in lines for word in shlex.split(line) if word != "-isystem"]
+    folders = [os.path.normpath(word.removeprefix("-I")) for word in [*compiler.flags, *words]]
+    if library is None or not ptxas.is_file() or not folders:
+        return compiler
+    include = tuple(dict.fromkeys(folder for folder in folders if Path(folder).is_dir()))
+    return replace(compiler, nvrtc=str(library), ptxas=str(ptxas), include=include)
 
 
 def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
@@ -233,6 +277,16 @@ def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
     return Toolchain(find_cc(environ), find_nvcc(environ) if cuda else None)
 
 
+def preload_cuda(environ: Mapping[str, str]) -> None:
+    """Load NVRTC, where it is found, before a fork: processes forked from this one share precompiled headers."""
+    try:
+        compiler = find_nvcc(environ)
+    except TlaotError:  # said by the process that needs a compiler
+        return
+    if compiler.nvrtc:
+        nvrtc.preload(compiler.nvrtc)
+
+
 def compile_cuda(
     source: str,
     target: Target,
@@ -241,17 +295,21 @@ def compile_cuda(
     timeout: float,
     compiler: CudaCompiler,
     where: str = "nvcc",
+    headers: Path | None = None,
 ) -> Cubin:
     """Compile CUDA C++ to a cubin; the same source and compiler give the same bytes, wherever ``scratch`` is.
+
+    NVRTC compiles, in this process, what it can; what it refuses goes to nvcc.
 
     Args:
         source: CUDA C++.
         target: A CUDA target.
         flags: Extra flags of the frontend (include folders, ``-std``).
         scratch: A folder for intermediate files; processes may share it.
-        timeout: Seconds after which nvcc and all its children are killed.
+        timeout: Seconds after which nvcc and all its children are killed. NVRTC itself cannot be interrupted.
         compiler: What ``find_nvcc`` found.
         where: What to call the source in an error.
+        headers: A folder for NVRTC's precompiled headers, of 90 to 400 MB each; processes may share it.
 
     Raises:
         BuildError: nvcc fails, runs out of time, or compiled for another architecture.
@@ -259,21 +317,64 @@ def compile_cuda(
     for flag in flags:
         if flag in _PLACE_FLAGS:
             raise BuildError(where, f"{flag} records paths of this machine in what ships", "Remove the flag.")
+    deadline = time.monotonic() + timeout
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="nvcc-", dir=scratch) as folder:
+        work = Path(folder)
+        made = _run_nvrtc(source, target, flags, work, deadline, compiler, where, headers) if compiler.nvrtc else None
+        data, log, maker = made or _run_nvcc(source, target, flags, work, deadline, compiler, where)
+    built, wanted = cubin_architecture(data, where), int(re.sub(r"\D", "", target.arch))
+    if built != wanted:
+        raise BuildError(where, f"nvcc compiled for sm_{built}, expected {target.arch}", "Remove -arch flags.")
+    return Cubin(data, *_resource_usage(log), log, f"{maker} {compiler.version}")
+
+
+def _run_nvcc(
+    source: str,
+    target: Target,
+    flags: Sequence[str],
+    work: Path,
+    deadline: float,
+    compiler: CudaCompiler,
+    where: str,
+) -> tuple[bytes, str, str]:
     number = target.arch.removeprefix("sm_")
     command = [compiler.nvcc, "-cubin", "-O3", "-gencode", f"arch=compute_{number},code=sm_{number}"]
     command += ["--ptxas-options=-v", *([f"-ccbin={compiler.host}"] if compiler.host else [])]
     command += [*compiler.flags, *flags, "-o", "kernel.cubin", "device_kernel.cu"]
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="nvcc-", dir=scratch) as folder:
-        work = Path(folder)
-        (work / "device_kernel.cu").write_text(source, encoding="utf-8")
-        # nvcc's own temporary files go with the folder, also when it is killed.
-        log = run_tool(command, where, timeout, cwd=work, extra_environ={"TMPDIR": folder})
-        data = (work / "kernel.cubin").read_bytes()
-    built, wanted = cubin_architecture(data, where), int(re.sub(r"\D", "", number))
-    if built != wanted:
-        raise BuildError(where, f"nvcc compiled for sm_{built}, expected {target.arch}", "Remove -arch flags.")
-    return Cubin(data, *_resource_usage(log), log)
+    (work / "device_kernel.cu").write_text(source, encoding="utf-8")
+    # nvcc's own temporary files go with the folder, also when it is killed.
+    log = run_tool(command, where, deadline - time.monotonic(), cwd=work, extra_environ={"TMPDIR": str(work)})
+    return (work / "kernel.cubin").read_bytes(), log, "nvcc"
+
+
+def _run_nvrtc(
+    source: str,
+    target: Target,
+    flags: Sequence[str],
+    work: Path,
+    deadline: float,
+    compiler: CudaCompiler,
+    where: str,
+    headers: Path | None,
+) -> tuple[bytes, str, str] | None:
+    """NVRTC, then nvcc's ptxas; None where either refuses, so that the error shown is nvcc's."""
+    split = nvrtc.split_flags(flags)
+    if split is None:
+        return None
+    front = [*split.nvrtc, *(f"-I{folder}" for folder in compiler.include)]
+    ptx, log = nvrtc.compile_to_ptx(source, target.arch, front, compiler.nvrtc, compiler.version, headers)
+    if ptx is None:
+        return None
+    (work / "device_kernel.ptx").write_text(nvrtc.drop_unused_constants(ptx), encoding="utf-8")
+    command = [compiler.ptxas, f"-arch={target.arch}", "-m64", "-v", *split.ptxas]
+    try:
+        said = run_tool([*command, "device_kernel.ptx", "-o", "kernel.cubin"], where, deadline - time.monotonic(), work)
+    except BuildError:
+        if time.monotonic() >= deadline:
+            raise
+        return None
+    return (work / "kernel.cubin").read_bytes(), log + said, "nvrtc"
 
 
 def _resource_usage(log: str) -> tuple[int, int, int]:

@@ -6,25 +6,30 @@ A fork server prepares it (:func:`preload`, :func:`make`); it answers the reques
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError
+from ..errors import BuildError, SpecError
 from ..manifest import param_to_json
 from ..target import Target, parse_target
 from .bound import Bound
-from .callables import expand_configs, expand_shapes, resolve
+from .callables import check_callables, expand_configs, expand_shapes, resolve
+from .child import Rejected
 from .devices import device_for, impersonate
 from .files import dump_json, write_atomically
 from .frontends import Lowered, import_frontend
+from .limits import find_excess, find_excess_after_compiling, find_excess_in_error
 from .link import link_executable
 from .plan import canonical
-from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda
+from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda, preload_cuda
 
 Announce = Callable[[str], None]
 Answer = Callable[[Mapping[str, Any], Announce], Mapping[str, Any]]
@@ -41,6 +46,8 @@ def preload(arguments: Sequence[str]) -> None:
     if arguments[1:]:
         _impersonate(parse_target(arguments[1]), json.loads(arguments[2]))
     import_frontend(arguments[0])
+    if arguments[1:] and parse_target(arguments[1]).is_cuda:
+        preload_cuda(os.environ)
 
 
 def make(arguments: Sequence[str]) -> Answer:
@@ -67,10 +74,15 @@ class Worker:
         self._asked = _impersonate(target, request["device"])
         if request["op"] == "expand":
             announce("expand")
-            return self._expand(request)
+            try:
+                return self._expand(request)
+            except SpecError as error:
+                print(traceback.format_exc(), flush=True)
+                return {"wrong": [error.where, error.what, error.remedy]}
         return self._build(request, target, announce)
 
     def _expand(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        check_callables(request["callables"], request["where"])
         shapes = expand_shapes(request["shapes"], request["where"])
         return {
             "frontend": import_frontend(self._name).versions(),
@@ -98,10 +110,21 @@ class Worker:
         scratch, out = Path(request["scratch"]), Path(request["out"])
         cubin = None
         if lowered.device_source is not None:
-            flags = (*lowered.device_flags, *request.get("compile_flags", ()))
-            lowered = replace(lowered, device_flags=flags)
+            lowered = replace(lowered, device_flags=(*lowered.device_flags, *request.get("compile_flags", ())))
+            device = device_for(target, request["device"])
+            announce("prune")
+            _reject(find_excess(lowered.kernels, device, target))
             announce("device-compile")
-            cubin = _compile_device(lowered, target, toolchain, scratch, out, request["timeout"])
+            try:
+                cubin = _compile_device(lowered, target, toolchain, scratch, out, request["timeout"])
+            except BuildError as error:
+                reason = find_excess_in_error(error.what, target)
+                if reason is None:
+                    raise
+                announce("prune")
+                raise Rejected(reason) from error
+            announce("prune")
+            _reject(find_excess_after_compiling(lowered.kernels, cubin, device, target))
         announce("link")
         link_executable(
             lowered, None if cubin is None else cubin.data, target, request["name"], scratch, out, toolchain
@@ -113,34 +136,61 @@ class Worker:
             "frontend": dict(lowered.frontend),
             "asked": {**self._asked, **lowered.asked},
             "registers": None if cubin is None else cubin.registers,
+            "compiler": None if cubin is None else cubin.maker,
         }
+
+
+def _reject(reason: str | None) -> None:
+    if reason is not None:
+        raise Rejected(reason)
 
 
 def _compile_device(
     lowered: Lowered, target: Target, toolchain: Toolchain, scratch: Path, out: Path, timeout: float
 ) -> Cubin:
-    """Compile device code, or take it from a candidate or shape that gave the same source."""
+    """Compile device code, or take it from a candidate or shape that gave the same source, also from one that is being compiled."""
     assert lowered.device_source is not None
     if toolchain.cuda is None:
         raise BuildError("toolchain", f"there is no nvcc for {target}", "Run tlaot's build where one is found.")
     key = canonical([lowered.device_source, list(lowered.device_flags), str(target), asdict(toolchain.cuda)])
     cached = scratch / "cubins" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-    if cached.is_file():
-        kept = json.loads(cached.read_bytes())
-        return Cubin(**{**kept, "data": base64.b64decode(kept["data"])})
-    cubin = compile_cuda(lowered.device_source, target, lowered.device_flags, out, timeout, toolchain.cuda)
     cached.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(cached, dump_json({**asdict(cubin), "data": base64.b64encode(cubin.data).decode()}))
-    return cubin
+    with _locked(cached.with_suffix(".lock")):
+        if cached.is_file():
+            kept = json.loads(cached.read_bytes())
+            return Cubin(**{**kept, "data": base64.b64decode(kept["data"])})
+        cubin = compile_cuda(
+            lowered.device_source,
+            target,
+            lowered.device_flags,
+            out,
+            timeout,
+            toolchain.cuda,
+            headers=scratch / "headers",
+        )
+        write_atomically(cached, dump_json({**asdict(cubin), "data": base64.b64encode(cubin.data).decode()}))
+        return cubin
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock file; whoever dies gives it back, and whoever waits too long is ended by its parent."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _toolchain(body: Mapping[str, Any]) -> Toolchain:
     """The toolchain that the parent found; JSON made lists of its tuples."""
-    host: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in body["host"].items()}
+
+    def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+
     cuda = body["cuda"]
-    if cuda is None:
-        return Toolchain(HostCompiler(**host))
-    return Toolchain(HostCompiler(**host), CudaCompiler(**{**cuda, "flags": tuple(cuda["flags"])}))
+    return Toolchain(HostCompiler(**tuples(body["host"])), None if cuda is None else CudaCompiler(**tuples(cuda)))
 
 
 def _keep_sources(lowered: Lowered, cubin: Cubin | None, out: Path) -> None:

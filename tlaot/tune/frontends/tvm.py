@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import math
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,7 @@ def _written(function: Any) -> set[int]:
             # 0.25 names a region's tensor "buffer", 0.27 "source"
             stored.extend(getattr(region, "buffer", None) or region.source for region in node.writes)
 
-    if hasattr(tirx, "stmt_functor"):
-        tirx.stmt_functor.post_order_visit(function.body, visit)
-    else:
-        # 0.27 walks with the FFI's structural visitor; a None result means "go on".
-        tvm_ffi.structural_walk(function.body, (tvm_ffi.Object, lambda node: visit(node)))
+    _walk(function, visit)
     buffers = [buffer if hasattr(function, "buffer_map") else var for var, buffer in _buffers(function)]
     found = {
         index
@@ -149,6 +146,14 @@ def _written(function: Any) -> set[int]:
     if not found:
         raise TypeError("the function writes none of its parameters")
     return found
+
+
+def _walk(function: Any, visit: Callable[[Any], None]) -> None:
+    if hasattr(tirx, "stmt_functor"):
+        tirx.stmt_functor.post_order_visit(function.body, visit)
+    else:
+        # 0.27 walks with the FFI's structural visitor; a None result means "go on".
+        tvm_ffi.structural_walk(function.body, (tvm_ffi.Object, lambda node: visit(node)))
 
 
 def _size(size: Any) -> int | str:
@@ -291,7 +296,41 @@ def _device_kernel(function: Any, widest: int) -> DeviceKernel:
         args=tuple(args),
         aligns=tuple(aligns),
         launch=tuple(_LAUNCH_TAGS.get(tag, tag) for tag in tags),
+        dyn_shared=_dynamic_shared(function),
+        threads=_threads(function),
     )
+
+
+def _threads(function: Any) -> int | None:
+    """Threads of a block; None where they depend on a size."""
+    extents: dict[str, int | str] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
+            tag = str(node.node.thread_tag)
+            if tag.startswith("threadIdx."):
+                extents[tag] = _size(node.value)
+
+    _walk(function, visit)
+    sizes = [extent for extent in extents.values() if isinstance(extent, int)]
+    return math.prod(sizes) if len(sizes) == len(extents) else None
+
+
+def _dynamic_shared(function: Any) -> int | None:
+    """Bytes of dynamic shared memory; None where they depend on a size."""
+    found: list[int | None] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.AllocBuffer) and node.buffer.scope() == "shared.dyn":
+            found.append(_bytes(node.buffer.shape, str(node.buffer.dtype)))
+
+    _walk(function, visit)
+    return None if None in found else sum(size for size in found if size is not None)
+
+
+def _bytes(shape: Sequence[Any], dtype: str) -> int | None:
+    sizes = [size for size in map(_size, shape) if isinstance(size, int)]
+    return math.prod(sizes) * _itemsize(_dtype_text(dtype)) if len(sizes) == len(shape) else None
 
 
 def _widest_access(source: str) -> int:

@@ -1,0 +1,284 @@
+"""NVRTC: CUDA C++ to PTX in this process, several times cheaper than nvcc's front end.
+
+It stands in for the two of nvcc's steps that cost most, the C preprocessor and cicc; the PTX goes through nvcc's own
+ptxas. The headers at the top of a source, nearly all of its cost, are compiled once and kept (precompiled headers,
+CUDA 12.8 and later). NVRTC finds such a file usable only where its heap lies at the address it had when the file was
+made: in processes forked from one that called ``preload``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Flags", "compile_to_ptx", "drop_unused_constants", "find_library", "preload", "split_flags"]
+
+_SHIM = Path(__file__).parent / "native" / "nvrtc"
+_NAME = b"device_kernel.cu"
+
+# The largest set of headers in TileLang's templates takes about 250 MiB; what is not touched costs nothing.
+_HEAP = 1 << 30
+# A precompiled header is 90 to 400 MB on disk.
+_MIN_FREE_DISK = 4 << 30
+_MAX_HEADERS = 8
+
+# What TileLang's own NVRTC backend puts before its sources; it declares what its headers need of the C++ library.
+_TILELANG_STD = "tl_templates/cuda/nvrtc_std.h"
+# Functions that nvcc always declares.
+_DEVICE_RUNTIME = re.compile(r"\bcuda(?:GridDependencySynchronize|TriggerProgrammaticLaunchCompletion)\b")
+
+_JOINED = re.compile(r"-I.+|-[DU].+|--?std=.+|--(?:include-path|define-macro|undefine-macro)=.+")
+_VALUES = re.compile(r"--?(?:ftz|fmad|prec-div|prec-sqrt)=(?:true|false)")
+_SEPARATE = ("-I", "-D", "-U", "--include-path", "--define-macro", "--undefine-macro", "-std", "--std")
+_PLAIN = ("--use_fast_math", "-use_fast_math", "--restrict", "-restrict", "-w", "--disable-warnings")
+# Meant for host code, or implied by -default-device.
+_WITHOUT_EFFECT = ("--expt-relaxed-constexpr", "-expt-relaxed-constexpr", "-O0", "-O1", "-O2", "-O3")
+_PTXAS = ("--ptxas-options", "-Xptxas")
+_REGISTERS = ("--maxrregcount", "-maxrregcount")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """nvcc's flags, for the tools that do its work.
+
+    Attributes:
+        nvrtc: For NVRTC.
+        ptxas: For ptxas.
+    """
+
+    nvrtc: tuple[str, ...]
+    ptxas: tuple[str, ...]
+
+
+def split_flags(flags: Sequence[str]) -> Flags | None:
+    """Split flags of nvcc between NVRTC and ptxas.
+
+    Returns:
+        None where a flag is not known to mean the same to them.
+    """
+    front: list[str] = []
+    back: list[str] = []
+    rest = iter(flags)
+    for flag in rest:
+        name, equals, value = flag.partition("=")
+        if _JOINED.fullmatch(flag) or _VALUES.fullmatch(flag) or flag in _PLAIN:
+            front.append(flag)
+        elif flag in _SEPARATE or (name in (*_PTXAS, *_REGISTERS)):
+            value = value if equals else next(rest, "")
+            if not value:
+                return None
+            if name in _PTXAS:
+                back += value.split(",")
+            elif name in _REGISTERS:
+                back.append(f"-maxrregcount={value}")
+            else:
+                front.append(f"{name}={value}" if len(name) > 2 else f"{name}{value}")
+        elif flag not in _WITHOUT_EFFECT:
+            return None
+    return Flags(tuple(front), tuple(back))
+
+
+def find_library(version: str, root: Path, packages: Sequence[Path]) -> Path | None:
+    """libnvrtc of exactly one release: the toolkit's own, else one among installed Python packages.
+
+    Args:
+        version: nvcc's release, ``"13.0"``.
+        root: The toolkit's folder.
+        packages: Folders of Python packages.
+    """
+    major = version.split(".")[0]
+    folders = [root / "lib64", *sorted(root.glob("targets/*/lib")), root / "lib"]
+    for package in packages:
+        folders += [package / "nvidia" / f"cu{major}" / "lib", package / "nvidia" / "cuda_nvrtc" / "lib"]
+        folders.append(package / "torch" / "lib")
+    for folder in folders:
+        library = folder / f"libnvrtc.so.{major}"
+        # The library's own name has the major release alone; its other half has both.
+        if library.is_file() and (folder / f"libnvrtc-builtins.so.{version}").is_file():
+            return library
+    return None
+
+
+class _Library:
+    """libnvrtc, loaded.
+
+    Attributes:
+        version: Release, ``"13.0"``.
+        lineage: Names this process and those forked from it, once the heap for precompiled headers is in place.
+    """
+
+    def __init__(self, path: str) -> None:
+        # libnvrtc opens its other half by name alone, which finds one that is loaded already.
+        for builtins in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+        self._api = ctypes.CDLL(path)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._api.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = f"{major.value}.{minor.value}"
+        self.lineage = ""
+
+    def compile(self, source: str, options: Sequence[str]) -> tuple[str | None, str]:
+        """PTX, or None where the source or an option is refused; and the log."""
+        api, program = self._api, ctypes.c_void_p()
+        if api.nvrtcCreateProgram(ctypes.byref(program), source.encode(), _NAME, 0, None, None):
+            return None, "NVRTC takes no program"
+        try:
+            words = [option.encode() for option in options]
+            status = api.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
+            log = self._text(program, "ProgramLog")
+            return (None if status else self._text(program, "PTX")), log
+        finally:
+            api.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _text(self, program: ctypes.c_void_p, what: str) -> str:
+        size = ctypes.c_size_t()
+        getattr(self._api, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(max(size.value, 1))
+        getattr(self._api, f"nvrtcGet{what}")(program, buffer)
+        return buffer.value.decode(errors="replace")
+
+    def reserve_heap(self) -> None:
+        """Put the heap for precompiled headers in place, at the address that forked processes will have it at."""
+        if self.lineage or not hasattr(self._api, "nvrtcSetPCHHeapSize"):
+            return
+        self._api.nvrtcSetPCHHeapSize.argtypes = [ctypes.c_size_t]
+        self._api.nvrtcSetPCHHeapSize(_HEAP)
+        # NVRTC allocates it when it first makes a precompiled header.
+        with tempfile.TemporaryDirectory(prefix="tlaot-") as folder:
+            made = Path(folder) / "first.pch"
+            self.compile("#include <stdlib.h>\n", [f"-I{_SHIM}", f"--create-pch={made}"])
+            if made.is_file():
+                self.lineage = secrets.token_hex(16)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(path: str) -> _Library:
+    return _Library(path)
+
+
+def preload(path: str) -> None:
+    """Load libnvrtc before a fork, so that the processes forked from this one share precompiled headers."""
+    _load(path).reserve_heap()
+
+
+def compile_to_ptx(
+    source: str, arch: str, flags: Sequence[str], path: str, version: str, headers: Path | None
+) -> tuple[str | None, str]:
+    """Compile CUDA C++ to PTX.
+
+    Args:
+        source: CUDA C++.
+        arch: The target's architecture, ``"sm_90a"``.
+        flags: NVRTC's flags, include folders of the toolkit among them.
+        path: libnvrtc.
+        version: The release that it must be.
+        headers: A folder for precompiled headers, which processes may share; None for no precompiled headers.
+
+    Returns:
+        PTX, or None where NVRTC refuses the source; and NVRTC's log.
+    """
+    library = _load(path)
+    if library.version != version:
+        return None, f"{path} is of release {library.version}, not {version}"
+    options = ["-default-device", f"-arch=compute_{arch.removeprefix('sm_')}", *flags, f"-I{_SHIM}"]
+    options += [f"-D__CUDACC_VER_MAJOR__={version.split('.')[0]}"]
+    source = _prelude(source, flags) + source
+    if headers is not None and library.lineage:
+        for found in _precompiled(library, source, options, headers):
+            # PCH options must come first.
+            ptx, log = library.compile(source, [f"--use-pch={found}", *options])
+            if ptx is not None:
+                return ptx, log
+    return library.compile(source, options)
+
+
+def _prelude(source: str, flags: Sequence[str]) -> str:
+    lines = []
+    if "CUtensorMap" in source:
+        lines.append("#include <cuda.h>\n")
+    if _DEVICE_RUNTIME.search(source):
+        lines.append("#include <cuda_device_runtime_api.h>\n")
+    folders = [flag[2:] for flag in flags if flag.startswith("-I")]
+    if "<tl_templates/" in source and any(Path(folder, _TILELANG_STD).is_file() for folder in folders):
+        lines.append(f"#include <{_TILELANG_STD}>\n")
+    return "".join(lines)
+
+
+def _precompiled(library: _Library, source: str, options: Sequence[str], headers: Path) -> Iterator[Path]:
+    """The precompiled form of the directives at the top of a source; made here unless another process is at it."""
+    top = _directives(source)
+    if "#include" not in top:
+        return
+    key = hashlib.sha256(repr((library.lineage, os.getcwd(), top, list(options))).encode()).hexdigest()[:32]
+    found, refused = headers / f"{key}.pch", headers / f"{key}.refused"
+    if not found.is_file() and not refused.is_file():
+        _precompile(library, top, options, found, refused)
+    if found.is_file():
+        yield found
+
+
+def _precompile(library: _Library, top: str, options: Sequence[str], found: Path, refused: Path) -> None:
+    folder = found.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(folder).free < _MIN_FREE_DISK or len(list(folder.glob("*.pch"))) >= _MAX_HEADERS:
+        return
+    with found.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # its maker is faster than waiting for it
+        if found.is_file():
+            return
+        making = found.with_suffix(".making")
+        library.compile(top, [f"--create-pch={making}", *options])
+        if making.is_file():
+            making.replace(found)
+        else:
+            refused.touch()
+
+
+def _directives(source: str) -> str:
+    """The longest run of directives, comments and blank lines at the top of a source that ends outside any #if."""
+    end = offset = depth = 0
+    continued = False
+    for line in source.splitlines(keepends=True):
+        text = line.strip()
+        if not continued and text and not text.startswith(("#", "//")):
+            break
+        word = text.removeprefix("#").lstrip() if not continued else ""
+        if word.startswith("if"):
+            depth += 1
+        elif word.startswith("endif"):
+            depth -= 1
+        continued = text.endswith("\\")
+        offset += len(line)
+        if depth == 0 and not continued:
+            end = offset
+    return source[:end]
+
+
+_GLOBAL = re.compile(r"\.global [^\n]*?([A-Za-z_$][\w$]*)(?:\[\d*\])?(?: = [^\n]*)?;")
+_WORD = re.compile(r"[A-Za-z_$][\w$]*")
+
+
+def drop_unused_constants(ptx: str) -> str:
+    """Remove module variables of internal linkage that nothing names.
+
+    ``-default-device`` makes device variables of all constants in the headers, 100 KB of them for TileLang's, which
+    nvcc leaves out.
+    """
+    lines = ptx.split("\n")
+    candidates = {i: match[1] for i, line in enumerate(lines) if (match := _GLOBAL.fullmatch(line))}
+    used = set(_WORD.findall("\n".join(line for i, line in enumerate(lines) if i not in candidates)))
+    used.update(word for i in candidates for word in _WORD.findall(lines[i].partition(" = ")[2]))
+    return "\n".join(line for i, line in enumerate(lines) if candidates.get(i, line) in used or i not in candidates)
