@@ -72,6 +72,9 @@ class Inline:
     def kill(self) -> None:
         pass
 
+    def refuse(self) -> None:
+        pass
+
 
 _linked: dict[str, bytes] = {}
 _headers = Path(tempfile.mkdtemp(prefix="tlaot-behaviours-"))
@@ -180,7 +183,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     if "processes" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
-        monkeypatch.setattr(session, "Child", Inline)
+        monkeypatch.setattr(compiling.Workshop, "measurer", lambda self, device: Inline("tlaot.tune.measurer", [device]))
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(link, "_compile", _compile_with_read_headers)
         monkeypatch.setattr(

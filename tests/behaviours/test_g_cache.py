@@ -223,7 +223,7 @@ def test_070_processes_that_ask_for_the_same_wait_for_one_tuning(lab: Any, place
         from tlaot.autotuner import session, tuner
         from behaviours.conftest import Lab, Inline
         from tlaot.tune import compile as compiling
-        session.Child = Inline
+        compiling.Workshop.measurer = lambda self, device: Inline("tlaot.tune.measurer", [device])
         compiling.Workshop.worker = lambda self, frontend, target: Inline("tlaot.tune.worker", [frontend])
         lab, tune = Lab(), session.tune
         def counting(*args):

@@ -264,11 +264,12 @@ def test_a_cooperative_grid_synchronizes(program: Callable[[str], Any], driver: 
     check(0)
 
 
-def test_a_plain_grid_does_not_synchronize(program: Callable[[str], Any], driver: Driver) -> None:
-    """What the test above shows is the attribute's doing: without it the device says that there is no barrier."""
+def test_a_plain_launch_is_not_cooperative(program: Callable[[str], Any], driver: Driver) -> None:
+    """What the test above shows is the attribute's doing: a launch without it is not marked, and no grid is too large for it.
+
+    ``grid.is_valid()`` is no sign: drivers of CUDA 13 say 1 in any launch.
+    """
     kernel, numbers, cells, valid = program("plain_barrier"), ints(64), ints(2, 64), ints(64)
-    kernel(numbers, cells, valid, 5)
-    assert same(valid, torch.zeros_like(valid))
     (node,) = driver.captured(lambda: kernel(numbers, cells, valid, 5))
     assert not node.cooperative
 

@@ -38,6 +38,7 @@ from ..tune.supply import supply_from_json, validate_supply
 from ..tune.timing import CPU_CLOCKS, CUDA_CLOCKS
 from ..tune.toolchain import find_toolchain
 from ..tune.transport import write_tensors
+from .args import ProfileArgs
 from .request import Request
 from .settings import log_path, read_default_target, read_execution_backend, read_settings, resolve_num_workers
 
@@ -45,6 +46,9 @@ __all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolv
 
 # Backends of TileLang whose result is what an executable.so is.
 _BACKENDS = ("auto", "tvm_ffi", None)
+
+# Finalists are timed in turns for this many times "rep" in all, at most.
+_DECIDE_REPS = 20.0
 
 
 def tune(
@@ -251,7 +255,7 @@ def _workload(request: Request, target: Target, scratch: Path) -> Workload:
         compile_flags=_compile_flags(request),
         search=request.run_args.search,
         budget=Budget(request.run_args.trials, request.run_args.seconds),
-        profile=Profile(profile.warmup, profile.rep, profile.timeout, backend=profile.backend),
+        profile=_profile(profile),
         supply={
             "type": profile.supply_type.name.lower(),
             "seed": profile.seed,
@@ -259,6 +263,12 @@ def _workload(request: Request, target: Target, scratch: Path) -> Workload:
         },
     )
     return Workload(kernel, target, shape, configs)
+
+
+def _profile(given: ProfileArgs) -> Profile:
+    """How to time; whoever asks for short timings wants a short decision, too."""
+    budget = min(Profile.decide_budget, _DECIDE_REPS * given.rep / 1e3)
+    return Profile(given.warmup, given.rep, given.timeout, backend=given.backend, decide_budget=budget)
 
 
 def _is_json(value: Any) -> bool:
