@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,9 +56,9 @@ def _asks_for_tlaot(pyproject: Path) -> bool:
         text = pyproject.read_text(encoding="utf-8")
         if "tlaot" not in text:
             return False
-        try:
+        if sys.version_info >= (3, 11):
             import tomllib
-        except ModuleNotFoundError:  # Python 3.10; tlaot's extras bring it
+        else:  # it comes with tlaot's extras, and with setuptools
             import tomli as tomllib
         requires = tomllib.loads(text)["build-system"]["requires"]
         return any(re.match(r"\s*tlaot\s*($|[^\w.-])", requirement) for requirement in requires)

@@ -124,6 +124,17 @@ def test_a_scalar_may_be_the_size_of_an_output(tmp_path: Path, framework: str) -
         assert float(out.sum()) == n * n
 
 
+def test_an_output_size_that_is_computed_from_others(tmp_path: Path) -> None:
+    """Such a size has the text of its expression for a name."""
+    params = [tensor("X", "m"), tensor("Y", "m*2", written=True)]
+    k = kernel(tmp_path, (variant("k", params, [1], {}), compile_kernel(2, 0b10)))
+    with pytest.raises(
+        CallError, match=r"Y has the size m\*2, computed from others, which tlaot does not do\nPass the"
+    ):
+        k(np.ones(4, "f4"))
+    assert k(np.ones(4, "f4"), np.zeros(8, "f4")).shape == (8,)
+
+
 def test_an_output_size_that_nothing_gives(tmp_path: Path) -> None:
     """Not to be guessed: the outputs must be passed, and then it works."""
     params = [tensor("X", 4), tensor("Y", "n", written=True)]

@@ -17,7 +17,11 @@ import pytest
 
 from tlaot.tune import forkserver
 from tlaot.tune.child import Child, Failed, stop_all
+from tlaot.tune.compile import Workshop
 from tlaot.tune.forkserver import close_servers, find_server
+from tlaot.tune.toolchain import HostCompiler, Toolchain
+
+TOOLCHAIN = Toolchain(HostCompiler(("cc",), (), ("strip",), "1"))
 
 SOURCE = """
 import os, random, subprocess, sys, tempfile, threading, time
@@ -103,6 +107,11 @@ class Answer:
     def kill_server(self, request):
         os.kill(os.getppid(), 9)
         time.sleep(60)
+
+    def multiply(self, request):
+        import numpy
+        a = numpy.ones((1500, 1500), "float32")
+        return {"largest": float((a @ a).max()), "threads": len(os.listdir("/proc/self/task"))}
 
     def umask(self, request):
         mask = os.umask(0)
@@ -263,6 +272,26 @@ def test_children_draw_different_random_numbers(make: Make) -> None:
     pytest.importorskip("numpy")
     first, second = (ask(make("numpy"), "random")["numbers"] for _ in range(2))
     assert len(first) == 3 and all(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_the_threads_of_an_imported_blas_are_there_in_a_child(make: Make) -> None:
+    pytest.importorskip("numpy")
+    ask(make("numpy"))
+    answers = [ask(make("numpy"), "multiply", 60) for _ in range(2)]
+    assert [answer["largest"] for answer in answers] == [1500.0, 1500.0]
+
+
+def test_measuring_children_are_forked_too(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    workshop = Workshop(tmp_path, tuple(filter(None, sys.path)), os.environ, tmp_path / "log", 1, TOOLCHAIN, {})
+    children = [workshop.measurer("cpu") for _ in range(2)]
+    try:
+        for child in children:
+            assert child.request({"op": "open", "candidates": []}, 60) == {"opened": 0}
+    finally:
+        for child in children:
+            child.kill()
+        close_servers()
 
 
 def test_what_children_print_is_not_mixed(make: Make, tmp_path: Path) -> None:

@@ -299,6 +299,17 @@ def test_cpu_refuses_a_scalar_that_c_lacks(lower: Callable[..., Lowered]) -> Non
         lower("scalars", "c")
 
 
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_size_computed_from_others(strided: bool, lower: Callable[..., Lowered]) -> None:
+    """The host code for CUDA compares it at each call; for the CPU nothing would, so that a short tensor were overrun."""
+    with pytest.raises(ValueError, match=r"B has the size m\*2, computed from others, which nothing checks"):
+        lower("computed_size", "c", {}, {"strided": strided})
+    if not strided:
+        lowered = lower("computed_size", "cuda:sm_80")
+        assert [param.shape for param in lowered.params] == [("m",), ("m*2",)]
+        assert "B shape[0] violates packed ABI constraint" in (lowered.host_source or "")
+
+
 def _link_cpu(
     lowered: Lowered, name: str, toolchain: Toolchain, folder: Path, tvm_ffi: Any, target: str = "c:x86-64-v3"
 ) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tlaot import CompileArgs, par_compile
-from tlaot.errors import BuildError
+from tlaot.errors import BuildError, CallError
 
 np = pytest.importorskip("numpy")
 
@@ -76,6 +76,26 @@ def test_cuda_is_compiled_and_linked_without_a_gpu(arch: str) -> None:
 def test_a_config_that_the_factory_does_not_take() -> None:
     with pytest.raises((BuildError, ValueError), match="tiles"):
         compiled("llvm", tiles=3)
+
+
+def doubled() -> Any:
+    from tvm import te, tirx
+
+    m = tirx.Var("m", "int64")
+    a = te.placeholder((m,), "float32", name="A")
+    return te.create_prim_func([a, te.compute((m * 2,), lambda i: a[i // 2], name="B")])
+
+
+def test_an_output_size_that_is_computed_from_others() -> None:
+    """Nobody allocates it; one that is given is compared with what the kernel computes."""
+    (kernel,) = par_compile(doubled, [{}], compile_args=CompileArgs(target="llvm", out_idx=[-1]), frontend="tvm")
+    assert [param.shape for param in kernel.packed.variant.params] == [("m",), ("m*2",)]
+    a = np.arange(4, dtype=np.float32)
+    with pytest.raises(CallError, match=r"output B has the size m\*2, computed from others"):
+        kernel(a)
+    assert kernel(a, np.empty(8, np.float32)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match=r"Invalid B.shape\[0\]"):
+        kernel(a, np.empty(7, np.float32))
 
 
 def cut(N: int, factors: tuple[int, int] = (3, 5)) -> Any:

@@ -13,6 +13,7 @@ import pytest
 from fixtures_runtime import compile_kernel, tensor, variant, write_package
 
 import tlaot
+import tlaot.autotuner
 
 HEAVY = {"tlaot.tune", "tlaot.build_hooks", "tilelang", "tvm", "setuptools", "torch", "numpy", "tvm_ffi", "ctypes"}
 
@@ -65,6 +66,20 @@ def test_a_call_imports_no_framework_of_its_own(tmp_path: Path) -> None:
     assert not {"torch", "tilelang", "tvm", "tlaot.tune", "tlaot.build_hooks"} & set(fresh(code, str(tmp_path)))
 
 
+def test_looking_after_the_cache_imports_nothing_that_tunes(tmp_path: Path) -> None:
+    code = (
+        f"import os\nos.environ['TLAOT_CACHE_DIR'] = {str(tmp_path)!r}\nimport contextlib, io\n"
+        "from tlaot.cli import main\nwith contextlib.redirect_stdout(io.StringIO()) as said:\n"
+        "    codes = [main(['cache', 'path']), main(['cache', 'list']), main(['cache', 'clear'])]\n"
+        "out = [codes, said.getvalue().splitlines()[0], sorted(sys.modules)]"
+    )
+    codes, folder, modules = fresh(code)
+    assert (codes, folder) == ([0, 0, 0], str(tmp_path))
+    assert not {"tlaot.tune", "tlaot.autotuner.tuner", "tlaot.autotuner.decorator", "numpy", "cloudpickle"} & set(
+        modules
+    )
+
+
 def test_import_adds_less_than_20_ms() -> None:
     """On top of ``import tvm_ffi``: the least of several fresh interpreters. benchmarks/import_time.py has the rest."""
     code = "import time, tvm_ffi\nstart = time.perf_counter()\nimport tlaot\nout = (time.perf_counter() - start) * 1e3"
@@ -96,9 +111,10 @@ out = seen
         assert not name.startswith("/dev/"), name
 
 
-def test_public_names() -> None:
+@pytest.mark.parametrize("module", [tlaot, tlaot.autotuner])
+def test_public_names(module: Any) -> None:
     """All of ``__all__`` exists; what does not exist is an AttributeError."""
-    assert all(getattr(tlaot, name) is not None for name in tlaot.__all__)
-    assert set(tlaot.__all__) <= set(dir(tlaot))
+    assert all(getattr(module, name) is not None for name in module.__all__)
+    assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
-        _ = tlaot.nothing_of_the_kind
+        _ = module.nothing_of_the_kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,9 @@ FILES = (
     "pyproject.toml",
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs",
+    "benchmarks",
     "LICENSE",
     "MANIFEST.in",
     "tltune.toml",
@@ -105,6 +109,9 @@ def test_sdist_builds_the_same_wheel(tree: Path, tmp_path: Path) -> None:
         archive.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert {"tltune.toml", "LICENSE", "README.md", "build_hooks", "sample_pkg", "tlaot"} <= set(os.listdir(unpacked))
+    for page in ("README.md", "CONTRIBUTING.md", "docs/coming-from-tilelang.md"):
+        links = re.findall(r"\]\(([^)#:]+)\)", (unpacked / page).read_text(encoding="utf-8"))
+        assert [link for link in links if not (unpacked / page).parent.joinpath(link).exists()] == [], page
     first = tmp_path / "out" / _call(tree, "build_wheel", tmp_path / "out", TLAOT_TUNE="off")
     second = tmp_path / "again" / _call(unpacked, "build_wheel", tmp_path / "again", TLAOT_TUNE="off")
     assert first.read_bytes() == second.read_bytes()

@@ -116,7 +116,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
             children=[stage] * children,  # type: ignore[list-item]
             store=store,
             journal=journal,
-            progress=Progress(lambda text: None),
+            progress=Progress(lambda text: None, None),
             overlap=overlap,
             **play.get("stand", {}),
         )

@@ -332,6 +332,19 @@ def cpu_add(dtype: str = "float32") -> Any:
     return cpu_add
 
 
+def computed_size(strided: bool = False) -> Any:
+    m = T.dynamic("m")
+    strides = (m * 2,) if strided else (1,)
+
+    @T.prim_func
+    def computed_size(A: T.Tensor((m,), "float32"), B: T.StridedTensor((m if strided else m * 2,), strides, "float32")):
+        with T.Kernel(T.ceildiv(m, 128), threads=128) as bx:
+            for i in T.Parallel(128):
+                B[bx * 128 + i] = A[bx * 128 + i]
+
+    return computed_size
+
+
 def cpu_matmul(M: int, N: int, K: int, block: int = 16) -> Any:
     @T.prim_func
     def cpu_matmul(A: T.Tensor((M, K), "float32"), B: T.Tensor((K, N), "float32"), C: T.Tensor((M, N), "float32")):

@@ -27,7 +27,6 @@ from ..tune.measure import Measured
 from ..tune.package import Winner
 from ..tune.parcel import write_parcel
 from ..tune.plan import Candidate, Workload
-from ..tune.progress import Progress
 from ..tune.record import latency_of, make_record
 from ..tune.schedule import Outcome, Stand, Tuned, tune_workloads
 from ..tune.search import make_search
@@ -79,8 +78,6 @@ def tune(
     run, search = request.run_args, make_search(workload.kernel, [workload])
     found: list[Tuned] = []
     with ExitStack() as stack:
-        progress = Progress(journal.say, label=workload.label, total=len(workload.configs))
-        stack.callback(progress.close)
         stand = Stand(
             pool=stack.enter_context(CompilePool(request.factory.frontend, target, workshop)),
             children=[
@@ -89,7 +86,7 @@ def tune(
             ],
             store=Store(None if keys is None else store, keys or _no_keys, journal.say),
             journal=journal,
-            progress=progress,
+            progress=stack.enter_context(journal.show(len(workload.configs), workload.label)),
             overlap=target.is_cuda if run.use_pipeline is None else run.use_pipeline,
             early_stop_factor=run.early_stop_factor if run.early_stop else None,
             on_built=_check_supply,
@@ -102,7 +99,9 @@ def tune(
     except TuningError as error:
         raise TuningError(error.where, error.what, f"{journal.path} has each failure in full.") from None
     for note in tuned.decision.notes:
-        warnings.warn(f"tlaot: {workload.label}: {note}", stacklevel=6)
+        journal.say(f"{workload.label}: {note}")
+    if not tuned.decision.trusted:
+        warnings.warn(f"tlaot: {workload.label}: {'; '.join(tuned.decision.notes)}", stacklevel=6)
     device = machine.device_name(target)
     record = make_record(workload, "", device, tuned.outcomes, tuned.decision)
     config = request.configs[winner.candidate.index]

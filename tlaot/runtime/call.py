@@ -173,11 +173,11 @@ def _output_maker(
     shape = param.shape or ()
     unknown = [s for s in shape if isinstance(s, str) and s not in sizes and s not in late]
     if unknown:
-        raise CallError(
-            where,
-            f"the inputs do not give the size {', '.join(unknown)} of the output {param.name}",
-            "Pass the outputs too, after the inputs.",
-        )
+        computed = [size for size in unknown if not size.isidentifier()]
+        what = f"the inputs do not give the size {', '.join(unknown)} of the output {param.name}"
+        if computed:
+            what = f"the output {param.name} has the size {computed[0]}, computed from others, which tlaot does not do"
+        raise CallError(where, what, "Pass the outputs too, after the inputs.")
     allocator, bound = call.framework.allocator, bind_strides(param, sizes)
 
     def fixed(scalars: Mapping[str, int], like: Any) -> Allocate:

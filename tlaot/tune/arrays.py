@@ -17,6 +17,7 @@ from .supply import Draw, Supply, draw_for, kind_of
 __all__ = ["Arrays", "NumpyArrays", "Supply", "TorchArrays", "bind_sizes", "numpy_hands_over"]
 
 _GIVE_INPUTS = 'Name an inputs function: inputs = "module:function".'
+_GIVE_OUTPUTS = "It is computed from others, which tlaot does not do: give the outputs too, after the inputs."
 # Halfway points between the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 of float4_e2m1fn, whose patterns are in this order; the
 # fourth bit is the sign.
 _FLOAT4_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -360,7 +361,8 @@ def _sizes(param: Param, sizes: Mapping[str, int]) -> tuple[int, ...]:
         raise SpecError(f"scalar {param.name}", "is an input that no generated value suits", _GIVE_INPUTS)
     free = [size for size in param.shape if isinstance(size, str) and size not in sizes]
     if free:
-        raise SpecError(f"tensor {param.name}", f"must have a static shape, but got {free[0]}", _GIVE_INPUTS)
+        remedy = _GIVE_INPUTS if free[0].isidentifier() else _GIVE_OUTPUTS
+        raise SpecError(f"tensor {param.name}", f"must have a static shape, but got {free[0]}", remedy)
     return tuple(sizes[size] if isinstance(size, str) else size for size in param.shape)
 
 

@@ -12,7 +12,7 @@ from .compile import EXECUTABLE, Built
 from .plan import Candidate, Workload, canonical
 from .timing import Timing
 
-__all__ = ["Measured", "ask", "candidate_request", "prepare", "read_timing", "wake", "workload_request"]
+__all__ = ["Awake", "Measured", "ask", "candidate_request", "prepare", "read_timing", "wake", "workload_request"]
 
 # Starting a child imports what the device takes, on a machine that may be busy compiling.
 _START_TIMEOUT = 180.0
@@ -27,12 +27,20 @@ class Measured:
     timing: Timing
 
 
-def wake(child: Child) -> str | Failed:
+@dataclass(frozen=True)
+class Awake:
+    """A child that has imported what its device takes: the device, and the process."""
+
+    device: str
+    pid: int
+
+
+def wake(child: Child) -> Awake | Failed:
     """Have the child import what its device takes, which is no candidate's time, and say which device that is."""
     answer = ask(child, {"op": "wake"}, _START_TIMEOUT)
     if isinstance(answer, Failed):
         answer = ask(child, {"op": "wake"}, _START_TIMEOUT)  # the last candidate may have left it dying
-    return answer if isinstance(answer, Failed) else str(answer["device"])
+    return answer if isinstance(answer, Failed) else Awake(answer["device"], answer["pid"])
 
 
 def prepare(child: Child, request: Mapping[str, Any], timeout: float) -> Failed | None:

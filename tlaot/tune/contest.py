@@ -21,22 +21,29 @@ __all__ = ["TIE", "Contest", "choose_finalists"]
 TIE = 0.005
 
 # Half the width of an interval, in standard errors; a false drop-out costs little, since it is one of near equals.
-_WIDTH = 3.0
+_WIDTH = 2.5
+# It is over when none of the others is faster than the leader by more than this.
+_KNOWN = 0.0065
 _FEWEST_ROUNDS = 4
 # Between two visits in one round the machine may change by this, relative; known better when there are several rounds.
 _DRIFT = {False: 0.005, True: 0.03}
-# Screening is short, and on the CPU it may run beside compilers.
-_MARGIN = {False: 0.05, True: 0.30}
+# Screening is short, and on the CPU compilers may take half of the time all the while that a candidate is screened.
+_NEAR = 0.05
+_MARGIN = {False: _NEAR, True: 1.0}
+# A whole visit may be in a burst, too.
+_ROUNDS_TO_DROP = {False: 1, True: 2}
 # Rounds whose times differ by more than this are not explained by a clock rate that changes.
 _UNSTEADY = 0.10
 
 
-def choose_finalists(screened: Mapping[int, Timing], bursts: bool) -> list[int]:
+def choose_finalists(screened: Mapping[int, Timing], bursts: bool, affordable: float = math.inf) -> list[int]:
     """Candidates whose interval from screening overlaps the best's, and those within a few percent of it, the fastest first.
 
     Args:
         screened: Timings of screening.
-        bursts: Whether others may take the processor for a while: the CPU. Then samples are compared that were spared.
+        bursts: Whether others may take the processor for a while: the CPU. Then samples are compared that were spared, and candidates
+            are taken that look much slower.
+        affordable: ms that one call of each may take in all; those near the best are taken nevertheless.
     """
     if not screened:
         return []
@@ -50,9 +57,13 @@ def choose_finalists(screened: Mapping[int, Timing], bursts: bool) -> list[int]:
     intervals = {index: bounds(timing) for index, timing in screened.items()}
     center = {index: sum(interval) / 2 for index, interval in intervals.items()}
     best = min(center, key=lambda index: (center[index], index))
-    limit = max(intervals[best][1], center[best] * (1 + _MARGIN[bursts]))
-    chosen = [index for index, (low, _) in intervals.items() if low <= limit]
-    return sorted(chosen, key=lambda index: (center[index], index))
+    near, limit = (max(intervals[best][1], center[best] * (1 + margin)) for margin in (_NEAR, _MARGIN[bursts]))
+    chosen: list[int] = []
+    for index in sorted(intervals, key=lambda index: (center[index], index)):
+        affordable -= center[index]
+        if intervals[index][0] <= (limit if affordable > 0 else near):
+            chosen.append(index)
+    return chosen
 
 
 @dataclass
@@ -115,6 +126,8 @@ class Contest:
 
     def drop_slower(self) -> list[int]:
         """Drop those that are clearly slower than the leader, and say which."""
+        if self.rounds < _ROUNDS_TO_DROP[self._bursts]:
+            return []
         dropped = [index for index, (ahead, width) in self._behind().items() if ahead - width > 0]
         self.alive = [index for index in self.alive if index not in dropped]
         return dropped
@@ -124,7 +137,7 @@ class Contest:
         """Whether more rounds would change nothing that matters."""
         if len(self.alive) < 2:
             return self.rounds >= _FEWEST_ROUNDS or not self.alive
-        return self.rounds >= _FEWEST_ROUNDS and self.uncertainty <= TIE
+        return self.rounds >= _FEWEST_ROUNDS and self.uncertainty <= _KNOWN
 
     @property
     def uncertainty(self) -> float:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from .asking import Measured, ask, candidate_request, prepare, read_timing, wake, workload_request
+from .asking import Awake, Measured, ask, candidate_request, prepare, read_timing, wake, workload_request
 from .child import Child, Failed
 from .contest import Contest, choose_finalists
 from .device_lock import exclusive
+from .nvml import open_nvml
 from .plan import Candidate, Workload, canonical
+from .quiet import CpuWatch, GpuWatch, Watch, wait_until_quiet
 from .timing import Timing
 
 __all__ = ["Decision", "Log", "decide"]
@@ -20,6 +23,8 @@ _BLOCK_MS = 200.0
 _MOST_ROUNDS_A_BLOCK = 16
 # Where a round takes longer than the budget, there are nevertheless enough for a comparison, up to this many times the budget.
 _FEWEST_ROUNDS = 3
+# A budget for fewer calls than this of each candidate is spent on those near the best.
+_CALLS_A_CANDIDATE = 12
 _OVERDRAFT = 3.0
 
 
@@ -74,17 +79,63 @@ def decide(
     outcome = dict(results)
     if not any(isinstance(result, Measured) for result in outcome.values()):
         return Decision(outcome, None, None, True, ())
-    device = wake(child)
-    if isinstance(device, Failed):
-        notes = (f"the finalists could not be timed again: {device.stage}: {device.reason}",)
-        return Decision(outcome, _fastest(outcome), None, False, notes)
-    with exclusive(device, journal.say) as exclusion:
-        # TODO quiet
-        final = _Final(workload, outcome, child, preferred, journal)
+    awake = wake(child)
+    if isinstance(awake, Failed):
+        what = f"the finalists could not be timed again: {awake.stage}: {awake.reason}"
+        return Decision(outcome, _fastest(outcome), None, False, (what,))
+    with exclusive(awake.device, journal.say) as exclusion:
+        final = _Final(workload, outcome, child, preferred, journal, awake.pid)
+        surroundings = _Surroundings(workload, child, awake, journal, final.processes)
+        surroundings.await_quiet()
         winner = final.decide()
+        surroundings.look_back()
         reference = _time_reference(workload, outcome, child)
-        notes = (*((exclusion.note,) if exclusion.note else ()), *final.notes)
-    return Decision(outcome, winner, reference, final.steady, notes)
+    notes = tuple(dict.fromkeys([*filter(None, [exclusion.note]), *surroundings.notes, *final.notes]))
+    return Decision(outcome, winner, reference, final.steady and surroundings.quiet, notes)
+
+
+class _Surroundings:
+    """What others do on the machine while a workload is decided.
+
+    Attributes:
+        quiet: Whether they left the device alone.
+        notes: What they did.
+    """
+
+    def __init__(
+        self, workload: Workload, child: Child, awake: Awake, journal: Log, processes: Callable[[], Collection[int]]
+    ) -> None:
+        self._timeout = workload.kernel.profile.quiet_timeout
+        self._device = awake.device
+        self._say = journal.say
+        self._cpu = CpuWatch(processes)
+        self._watch: Watch = self._cpu
+        if workload.target.is_cuda:
+            nvml = open_nvml(awake.device)
+            self._watch = GpuWatch(processes, lambda: _probe(child), nvml)
+        self.quiet = True
+        self.notes: list[str] = []
+
+    def await_quiet(self) -> None:
+        what = wait_until_quiet(self._watch, self._device, self._timeout, self._say)
+        if what is not None:
+            self._distrust(what)
+
+    def look_back(self) -> None:
+        what = self._watch.since()
+        if what is not None and self.quiet:
+            self._distrust(what)
+        if self._watch is not self._cpu and (load := self._cpu.since()) is not None:
+            self.notes.append(f"{load} meanwhile, which a GPU's own clock does not show")
+
+    def _distrust(self, what: str) -> None:
+        self.quiet = False
+        self.notes.append(f"measured while {what}; times cannot be trusted")
+
+
+def _probe(child: Child) -> list[float]:
+    answer = ask(child, {"op": "probe"}, 30.0)
+    return [] if isinstance(answer, Failed) else [float(took) for took in answer["times"]]
 
 
 class _Final:
@@ -102,20 +153,27 @@ class _Final:
         child: Child,
         preferred: Sequence[Mapping[str, Any]],
         journal: Log,
+        pid: int,
     ) -> None:
         self._workload = workload
         self._results = results
         self._child = child
         self._preferred = [canonical(dict(config)) for config in preferred]
         self._journal = journal
+        self._processes = {os.getpid(), pid}
         self.notes: list[str] = []
         self.steady = True
+
+    def processes(self) -> Collection[int]:
+        """This process and the children that measured."""
+        return self._processes
 
     def decide(self) -> int | None:
         """The winner; the results hold the rounds' timings and failures afterwards."""
         while measured := self._measured():
             bursts = not self._workload.target.is_cuda
-            finalists = choose_finalists({index: m.timing for index, m in measured.items()}, bursts)
+            affordable = self._workload.kernel.profile.decide_budget * 1e3 / _CALLS_A_CANDIDATE
+            finalists = choose_finalists({index: m.timing for index, m in measured.items()}, bursts, affordable)
             contest = Contest(finalists, preferred=self._by_preference(measured), bursts=bursts)
             self._play(contest)
             if not contest.alive:
@@ -177,9 +235,10 @@ class _Final:
         profile = self._workload.kernel.profile
         request = workload_request(self._workload, finalists[0].built)
         # A child that died has made nothing yet.
-        device = wake(self._child)
-        if isinstance(device, Failed):
-            return device
+        awake = wake(self._child)
+        if isinstance(awake, Failed):
+            return awake
+        self._processes.add(awake.pid)
         unprepared = prepare(self._child, request, profile.timeout)
         if unprepared is not None:
             return unprepared

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from ..errors import BuildError
 
-__all__ = ["EM_AARCH64", "EM_CUDA", "EM_X86_64", "DynamicInfo", "cubin_architecture", "is_elf", "read_dynamic"]
+__all__ = [
+    "EM_AARCH64",
+    "EM_CUDA",
+    "EM_X86_64",
+    "DynamicInfo",
+    "cubin_architecture",
+    "is_elf",
+    "read_dynamic",
+    "section_names",
+]
 
 EM_X86_64, EM_AARCH64, EM_CUDA = 62, 183, 190
 _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
@@ -76,6 +85,15 @@ def cubin_architecture(data: bytes, where: str) -> int:
         raise BuildError(where, "the compiled device code is not a cubin", "Check what nvcc wrote.")
     flags = int(struct.unpack_from("<I", data, 48)[0])
     return (flags >> 8) & 0xFF if data[8] >= 8 else flags & 0xFF
+
+
+def section_names(data: bytes) -> set[str]:
+    """Names of the sections of an ELF file of this machine's kind."""
+    (offset,) = struct.unpack_from("<Q", data, 40)
+    size, count, strings = struct.unpack_from("<HHH", data, 58)
+    rows = [struct.unpack_from("<IIQQQQ", data, offset + i * size) for i in range(count)]
+    start, length = rows[strings][4:6]
+    return {_text(data[start : start + length], row[0]) for row in rows}
 
 
 def _read_sections(data: bytes, where: str) -> tuple[int, list[_Section]]:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -43,6 +44,10 @@ _START_LIMIT = 300.0
 _MESSAGE = 1 << 16
 # Each keeps 200-400 MB; a process that tunes for more kinds than these in turns imports again.
 _MOST_SERVERS = 4
+
+
+# Also those that are no longer kept and that somebody still uses.
+_everyone: weakref.WeakSet[ForkServer] = weakref.WeakSet()
 
 
 class CannotStart(Exception):
@@ -106,6 +111,7 @@ class ForkServer:
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         self._drained = 0
         self._children = 0
+        _everyone.add(self)
 
     @property
     def busy(self) -> bool:
@@ -161,6 +167,8 @@ class ForkServer:
         """In a fork of the process that started it: leave the server to that process."""
         if self._control is not None:
             self._control.close()
+        if self._process is not None:
+            self._process.returncode = 0  # no child of this process: nothing to wait for
         self._process, self._control, self._lock = None, None, threading.Lock()
 
     def _count(self, change: int) -> None:
@@ -250,7 +258,7 @@ def _umask() -> int:
         return 0o022
 
 
-_servers: dict[tuple[Any, ...], ForkServer] = {}
+_servers: dict[tuple[str, ...], ForkServer] = {}
 _servers_lock = threading.Lock()
 
 
@@ -262,7 +270,7 @@ def find_server(
     Servers are kept until this process ends, since a Python process tunes again and again: each keeps what it imported in memory,
     200 MB for TVM and 330 MB for TileLang, for a quarter of an hour after its last child.
     """
-    key = (module, *arguments, "\0", *search_path, "\0", *sorted(environ.items()))
+    key = (module, *arguments, "\0", *search_path, "\0", *(f"{name}={environ[name]}" for name in sorted(environ)))
     with _servers_lock:
         server = _servers.pop(key, None)
         if server is None:
@@ -277,9 +285,8 @@ def find_server(
 def close_servers() -> None:
     """End this process's fork servers and all their children, at once."""
     with _servers_lock:
-        servers = list(_servers.values())
         _servers.clear()
-    for server in servers:
+    for server in list(_everyone):
         server.close()
 
 
@@ -288,7 +295,7 @@ atexit.register(close_servers)
 
 def _forget_servers() -> None:
     global _servers_lock
-    for server in _servers.values():
+    for server in list(_everyone):
         server.forget()
     _servers.clear()
     _servers_lock = threading.Lock()

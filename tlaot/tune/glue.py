@@ -62,11 +62,11 @@ def plan_source(lowered: Lowered, target: Target, kernel_name: str) -> str:
     parts = ['#include "tlaot.h"', ""]
     parts += _tables(lowered.params, symbols, kernel_name)
     names = ", ".join(map(_quote, symbols)) or "0"
-    parts.append(f"static const char *const symbols[] = {{{names}}};")
+    parts.append(f"static const char *const tlaot_symbols[] = {{{names}}};")
     dims = sum(len(param.shape) for param in lowered.params if param.shape)
     rank = 0 if target.is_cuda else target.cpu_rank
     parts.append(
-        f"const tlaot_plan tlaot_the_plan = {{{_quote(kernel_name)}, {_quote(str(target))}, params, symbols, "
+        f"const tlaot_plan tlaot_the_plan = {{{_quote(kernel_name)}, {_quote(str(target))}, tlaot_params, tlaot_symbols, "
         f"{len(lowered.params)}, {len(symbols)}, {dims}, {target.device_type}, {rank}}};"
     )
     parts += _host_call(lowered, symbols, kernel_name)
@@ -123,7 +123,7 @@ def _tables(params: Sequence[Param], symbols: list[str], kernel_name: str) -> li
             f"  {{{_quote(param.name)}, {shape}, {strides}, {max(param.align, 1)}, {ndim}, {lanes}, {code}, {bits}, "
             f"{int(param.written)}}},"
         )
-    return [*lines, "static const tlaot_param params[] = {", *rows, "  {0},", "};"]
+    return [*lines, "static const tlaot_param tlaot_params[] = {", *rows, "  {0},", "};"]
 
 
 def _host_call(lowered: Lowered, symbols: list[str], kernel_name: str) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .child import Failed
 from .compile import Built
 from .plan import Candidate
+from .progress import Progress
 from .timing import Timing
 
 __all__ = ["Journal"]
@@ -27,6 +30,17 @@ class Journal:
         self._lock = threading.Lock()
         with path.open("a" if append else "w", encoding="utf-8"):
             pass
+
+    @contextmanager
+    def show(self, total: int, label: str) -> Iterator[Progress]:
+        """Show how far it is while in the block; lines go above the bar, if there is one."""
+        say = self._say
+        with Progress(say, sys.stderr, total, label) as progress:
+            self._say = progress.say
+            try:
+                yield progress
+            finally:
+                self._say = say
 
     def say(self, text: str) -> None:
         """A line for the person who builds, and for the log."""

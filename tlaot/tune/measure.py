@@ -44,11 +44,11 @@ def screen(
     Returns:
         Its time, or why it has none. A child that it crashed or hung is replaced at the next request.
     """
-    device = wake(child)
-    if isinstance(device, Failed):
-        return device
+    awake = wake(child)
+    if isinstance(awake, Failed):
+        return awake
     request = workload_request(workload, built)
-    with exclusive(device, say or (lambda text: None)):
+    with exclusive(awake.device, say or (lambda text: None)):
         unprepared = prepare(child, request, workload.kernel.profile.timeout)
         if unprepared is not None:
             return unprepared

@@ -37,11 +37,12 @@ def distance(one: Place, other: Place) -> float:
 def farthest_first(places: Sequence[Place], count: int) -> list[int]:
     """Positions of ``count`` points that are spread over all of them.
 
-    The first is the one in the middle, each further one is the farthest from those before it (Gonzalez 1985).
+    The first is the smallest, each further one is the farthest from those before it (Gonzalez 1985): what is fast changes
+    most where shapes are small, and between two extremes there is less to guess than beyond them.
     """
     if not places:
         return []
-    chosen = [min(range(len(places)), key=lambda i: sum(distance(places[i], other) for other in places))]
+    chosen = [min(range(len(places)), key=lambda i: sum(x for x in places[i] if isinstance(x, float)))]
     gap = [distance(place, places[chosen[0]]) for place in places]
     while len(chosen) < min(count, len(places)):
         farthest = max((i for i in range(len(places)) if i not in chosen), key=lambda i: gap[i])

@@ -26,7 +26,6 @@ from .measure import Measured
 from .package import Winner, write_package
 from .place import hold_project, work_folder
 from .plan import Candidate, Workload
-from .progress import Progress
 from .record import candidate_keys, digest_sources, latency_of, load_record, make_record, record_key, save_record
 from .schedule import Stand, Tuned, tune_workloads
 from .search import Search, Skipped, make_search
@@ -229,13 +228,9 @@ def _tune(
     count = sum(len(workload.configs) for workloads, _ in plans for workload in workloads)
     number = sum(len(workloads) for workloads, _ in plans)
     site.journal.say(f"tlaot: {group.target}: {count} candidates of {number} workloads")
-    progress = Progress(site.journal.say, label=str(group.target), total=count)
-    try:
-        with _measuring_child(group.target, site) as child:
-            stand = Stand(pool, [child], store, site.journal, progress, overlap=group.target.is_cuda)
-            tune_workloads(plans, stand, decided)
-    finally:
-        progress.close()
+    with _measuring_child(group.target, site) as child, site.journal.show(count, str(group.target)) as progress:
+        stand = Stand(pool, [child], store, site.journal, progress, overlap=group.target.is_cuda)
+        tune_workloads(plans, stand, decided)
 
 
 def _plan_searches(group: Group, workloads: Sequence[Workload]) -> list[tuple[list[Workload], Search]]:

@@ -82,6 +82,9 @@ def tune_workloads(
     Raises:
         TlaotError: What ``stand.on_built`` or ``decided`` raises.
     """
+    for _, search in plans:
+        if search.note:
+            stand.journal.write(search.note)
     run = _Run(plans, stand)
     try:
         run.collect()
@@ -149,6 +152,7 @@ class _Run:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting = _Waiting()
         self._compiling = 0
+        self._passed = 0
         self._idle = list(stand.children)
         self._last: dict[int, str] = {}
         self._first_of: dict[Any, int] = {}
@@ -186,8 +190,15 @@ class _Run:
         while self._compiling + len(self._waiting) < self._ahead:
             candidate = next((found for search in self._searches if (found := search.ask()) is not None), None)
             if candidate is None:
-                return
+                break
             self._begin(candidate)
+        self._show_skipped()
+
+    def _show_skipped(self) -> None:
+        passed = sum(len(search.skipped()) for search in self._searches)
+        if passed > self._passed:
+            self._stand.progress.skipped(passed - self._passed)
+            self._passed = passed
 
     def _begin(self, candidate: Candidate) -> None:
         """Start on a candidate from where an earlier tuning left it."""

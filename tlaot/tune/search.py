@@ -13,6 +13,7 @@ nothing itself. Every candidate is either tried or passed over with a reason.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import random
 import time
@@ -20,14 +21,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..errors import SpecError
+from ..errors import BuildError, SpecError
 from .child import Failed
 from .nearby import distance, place_shapes
 from .plan import Candidate, Workload, canonical
 from .spec import KernelSpec
 from .timing import Timing
 
-__all__ = ["Exhaustive", "Search", "Skipped", "make_search"]
+__all__ = ["Exhaustive", "Search", "Skipped", "choose_search", "make_search"]
 
 # Up to this many candidates of a kernel entry, over all its shapes, all are tried.
 EXHAUSTIVE_UP_TO = 256
@@ -36,8 +37,6 @@ GUIDED_FROM_SHAPES = 4
 GUIDED_UP_TO_CONFIGS = 512
 # A few shapes with so many candidates in all are still tried in full: with 16 cores that is about three minutes of nvcc.
 AFFORDABLE = 1024
-# Optuna without a budget stops after so many trials a shape.
-TRIALS_A_SHAPE = 200
 
 _NEIGHBOURS = 3
 # Added to a shape's distance in octaves, so that one a hair away does not silence all others.
@@ -76,8 +75,7 @@ class Search(ABC):
         self.outcomes: list[dict[int, Timing | Failed]] = [{} for _ in workloads]
         self.under_way: list[set[int]] = [set() for _ in workloads]
         self._clock = clock
-        self._deadline = math.inf
-        self._begun = False
+        self._began: float | None = None
         self._candidates = [workload.candidates() for workload in workloads]
         # Dicts keep the spec's order and forget in constant time.
         self.left: list[dict[int, None]] = [dict.fromkeys(range(len(c))) for c in self._candidates]
@@ -89,9 +87,8 @@ class Search(ABC):
 
         With nothing under way it is None only when the search is :attr:`finished`.
         """
-        if not self._begun:
-            self._begun = True
-            self._deadline = self._clock() + self.seconds if self.seconds is not None else math.inf
+        if self._began is None:
+            self._began = self._clock()
         spent = self._spent()
         if spent is not None:
             self._end(spent)
@@ -109,7 +106,7 @@ class Search(ABC):
         One that was not asked for, as a store knows it, counts as evidence and as a trial, and is not asked for. Telling
         again replaces what was told.
         """
-        position = self._positions[candidate.workload.path]
+        position = self.position(candidate)
         self.left[position].pop(candidate.index, None)
         self.under_way[position].discard(candidate.index)
         self.outcomes[position][candidate.index] = outcome
@@ -140,10 +137,23 @@ class Search(ABC):
         del self.left[position][index]
         self._skipped.append(Skipped(self._candidates[position][index], reason))
 
+    def position(self, candidate: Candidate) -> int:
+        return self._positions[candidate.workload.path]
+
     def latencies(self, position: int) -> dict[int, float]:
         """The times in ms of the configs that worked."""
         told = self.outcomes[position].items()
         return {index: outcome.latency for index, outcome in told if isinstance(outcome, Timing)}
+
+    @property
+    def limited(self) -> bool:
+        return self.trials is not None or self.seconds is not None
+
+    def past(self, share: float) -> bool:
+        """Whether so much of a budget in seconds is spent."""
+        return (
+            self.seconds is not None and self._began is not None and self._clock() >= self._began + share * self.seconds
+        )
 
     def tried(self, position: int) -> int:
         return len(self.outcomes[position]) + len(self.under_way[position])
@@ -151,7 +161,7 @@ class Search(ABC):
     def _spent(self) -> str | None:
         if self.trials is not None and sum(map(self.tried, range(len(self.workloads)))) >= self.trials:
             return f"the budget of {self.trials} trials is spent"
-        return f"the budget of {self.seconds:g} s is spent" if self._clock() >= self._deadline else None
+        return f"the budget of {self.seconds:g} s is spent" if self.past(1.0) else None
 
     def _end(self, reason: str) -> None:
         """Pass over what is left of the shapes for which something works."""
@@ -179,19 +189,15 @@ class Exhaustive(Search):
     ) -> None:
         super().__init__(workloads, note, clock)
         self._places = place_shapes([workload.shape for workload in workloads])
-        self._alike = [_by_name(workload) for workload in workloads]
+        self._alike = [number_by_name(workload) for workload in workloads]
         self._current: int | None = None
         # What is still to come of each workload, the next one last; and how much was known when it was put in order.
         self._coming = [list(reversed(left)) for left in self.left]
         self._known = [0] * len(self.left)
-        if self._limited:
+        if self.limited:
             for position, coming in enumerate(self._coming):
                 random.Random(position).shuffle(coming)
                 coming.sort(key=lambda index: index == 0)
-
-    @property
-    def _limited(self) -> bool:
-        return self.trials is not None or self.seconds is not None
 
     def choose(self) -> tuple[int, int] | None:
         position = self._choose_workload()
@@ -216,7 +222,7 @@ class Exhaustive(Search):
         unfinished = [position for position, left in enumerate(self.left) if left]
         if not unfinished:
             return None
-        if self._limited:
+        if self.limited:
             return min(unfinished, key=self.tried)
         if self._current not in unfinished:
             begun = [position for position in range(len(self.workloads)) if self.tried(position)]
@@ -244,12 +250,35 @@ class Exhaustive(Search):
         return {index: total / weights for index, (total, weights) in sums.items()}
 
 
-def _by_name(workload: Workload) -> dict[str, int]:
+def number_by_name(workload: Workload) -> dict[str, int]:
     """Configs of different shapes are the same where their items are; equal ones of one shape count once."""
     names: dict[str, int] = {}
     for index, config in enumerate(workload.configs):
         names.setdefault(canonical(config), index)
     return names
+
+
+def choose_search(kernel: KernelSpec, workloads: Sequence[Workload]) -> tuple[str, str]:
+    """The search that serves a kernel entry, and why: what its spec names, or the one that suits its shapes and space.
+
+    Returns:
+        ``"exhaustive"``, ``"guided"`` or ``"optuna"``, and a line for the log.
+    """
+    sizes = [len(workload.configs) for workload in workloads]
+    total, largest = sum(sizes), max(sizes, default=0)
+    trials = kernel.budget.trials
+    about = f"{total} candidates of {len(sizes)} shapes"
+    if kernel.search != "auto":
+        return kernel.search, f"{about}, search = {kernel.search!r}"
+    if total <= EXHAUSTIVE_UP_TO and (trials is None or trials >= total):
+        return "exhaustive", f"{about}, all are tried"
+    if len(sizes) >= GUIDED_FROM_SHAPES and largest <= GUIDED_UP_TO_CONFIGS:
+        return "guided", f"{about}, guided by a few shapes in full"
+    if total <= AFFORDABLE and (trials is None or trials >= total):
+        return "exhaustive", f"{about}, all are tried"
+    if importlib.util.find_spec("optuna") is not None:
+        return "optuna", f"{about}, chosen by Optuna"
+    return "exhaustive", f'{about}, in order; with "tlaot[search]" installed Optuna would choose among them'
 
 
 def make_search(
@@ -273,4 +302,19 @@ def make_search(
             f"is less than one for each of {len(workloads)} shapes, got {trials}",
             "Raise it, or declare fewer shapes.",
         )
-    return Exhaustive(workloads, clock=clock)
+    name, note = choose_search(kernel, workloads)
+    if name == "guided":
+        from .guided import Guided
+
+        return Guided(workloads, note, clock)
+    if name == "optuna":
+        if importlib.util.find_spec("optuna") is None:
+            raise BuildError(
+                f"{kernel.where} search",
+                "optuna is not installed in the build environment",
+                'Add "tlaot[search]" to [build-system] requires (or pip install optuna), or choose search = "guided".',
+            )
+        from .optimiser import Optimiser
+
+        return Optimiser(workloads, note, clock)
+    return Exhaustive(workloads, note, clock)

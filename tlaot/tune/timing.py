@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 __all__ = [
@@ -35,6 +35,7 @@ _LAUNCH_MS = 0.02
 # Screening takes samples for so long, with the calls before them and what the clock itself needs.
 _SCREEN_MS = 10.0
 _SCREEN_SAMPLES = (3, 20)
+_LONGEST_SCREEN = 0.05  # s, for a call that keeps being interrupted
 # A kernel shorter than this is screened by a graph: between events on a stream there may be a gap of the launch.
 _SHORT_MS = 0.2
 
@@ -42,6 +43,9 @@ _SHORT_MS = 0.2
 _LONG_MS = 100.0
 _VISITS = 20
 _VISIT_SAMPLES = (3, 25)
+
+# Of some 10 us each: longer in all than the time slices of processes that share a GPU.
+_PROBES, _PROBE_RUNS = 200, 10
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class Clock(Protocol):
     def screen(self, call: Callable[[], Any], stop_above: float | None = None) -> Timing:
         """Time a call in as little time as says whether it is near the best.
 
+        On the CPU the latency is the lower quartile of the samples, and not the median.
+
         Args:
             call: One call of the kernel, which has been called before.
             stop_above: Where the first few calls take longer than this many ms each, that is the result.
@@ -86,6 +92,9 @@ class Clock(Protocol):
             rep: ms over which samples are taken in all visits.
         """
 
+    def probe(self) -> list[float]:
+        """Times in ms of equal pieces of work in a row: longer ones are where another process had the device. Empty on the CPU."""
+
 
 class WallClock:
     """The wall clock, for a call that has ended when it returns."""
@@ -97,11 +106,15 @@ class WallClock:
             estimate = min(times)
             if stop_above is not None and estimate > stop_above:
                 return Timing(estimate, 0.0, 1, "wall", estimate)
-            if sum(times) < _SCREEN_MS:
-                batch = _batch(estimate)
-                count = _fit(_SCREEN_MS, batch * estimate, _SCREEN_SAMPLES)
-                times = [_wall(call, batch) / batch for _ in range(count)]
-        return summarize(times, "wall")
+            batch = _batch(estimate)
+            count = _fit(_SCREEN_MS, batch * estimate, _SCREEN_SAMPLES)
+            if count > len(times):
+                times, deadline = [], time.perf_counter() + _LONGEST_SCREEN
+                while len(times) < count and (len(times) < _SCREEN_SAMPLES[0] or time.perf_counter() < deadline):
+                    times.append(_wall(call, batch) / batch)
+        timing = summarize(times, "wall")
+        # Compilers may run beside it, and take the processor for longer than a call: the quicker calls say more.
+        return replace(timing, latency=sorted(times)[len(times) // 4])
 
     def prepare(self, call: Callable[[], Any], rep: float) -> tuple[Visit, str]:
         estimate = _wall(call, 1)
@@ -117,6 +130,9 @@ class WallClock:
                 return [_wall(call, batch) / batch for _ in range(count)]
 
         return visit, "wall"
+
+    def probe(self) -> list[float]:
+        return []
 
 
 class CudaClock:
@@ -135,6 +151,7 @@ class CudaClock:
         self._flush = torch.empty(_flush_bytes(torch) // 4, dtype=torch.int32, device="cuda")
         self._pairs: list[tuple[Any, Any]] = []
         self._marks: list[tuple[Any, Any]] = []
+        self._probe: Visit | None = None
         self._names_of_flush: set[str] | None = None
 
     def screen(self, call: Callable[[], Any], stop_above: float | None = None) -> Timing:
@@ -167,7 +184,14 @@ class CudaClock:
                 self._torch.cuda.synchronize()
         return (lambda: self._events(call, count)), "event"
 
-    def _capture(self, call: Callable[[], Any], count: int) -> Visit:
+    def probe(self) -> list[float]:
+        # In a graph, so that a processor that is busy does not look like a GPU that is.
+        if self._probe is None:
+            piece = self._flush[: max(1, self._flush.numel() // 8)]
+            self._probe = self._capture(piece.zero_, _PROBES, flush=False)
+        return [took for _ in range(_PROBE_RUNS) for took in self._probe()]
+
+    def _capture(self, call: Callable[[], Any], count: int, flush: bool = True) -> Visit:
         """A graph of so many calls, the cache overwritten before each; a visit replays it."""
         torch = self._torch
         while len(self._marks) < count:  # graphs are read before another one is replayed, and share them
@@ -181,7 +205,8 @@ class CudaClock:
             graph.capture_begin()
             try:
                 for start, end in marks:
-                    self._flush.zero_()
+                    if flush:
+                        self._flush.zero_()
                     start.record()
                     call()
                     end.record()

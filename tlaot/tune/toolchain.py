@@ -143,7 +143,7 @@ def run_tool(
     except subprocess.TimeoutExpired:
         _kill_all(process)
         raise BuildError(
-            where, f"{Path(command[0]).name} ran out of time ({timeout:g} s) and was killed", "Allow it more time."
+            where, f"{Path(command[0]).name} ran out of time ({timeout:.3g} s) and was killed", "Allow it more time."
         ) from None
     except BaseException:
         _kill_all(process)

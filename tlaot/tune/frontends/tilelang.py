@@ -313,6 +313,14 @@ def _lower_cpu(
     readonly = {int(i) for i in device.attrs.get("tl.readonly_param_indices", ())}
     written = {str(v.name) for i, v in enumerate(device.params) if str(v.dtype) == "handle" and i not in readonly}
     params = usage.params_of(func, {}, written)
+    for param in params:
+        for size in (*(param.shape or ()), *(param.strides or ())):
+            if isinstance(size, str) and not size.isidentifier():
+                # CUDA's host code compares such a size at each call; the code for the CPU would write past the tensor's end.
+                raise ValueError(
+                    f"{param.name} has the size {size}, computed from others, which nothing checks at a call of a c target; "
+                    "fix the sizes in the shape, or give that one a name of its own (T.dynamic)"
+                )
     kernel = _symbol(device)
     entry = f"{kernel}_tlaot"
     return {

@@ -160,7 +160,9 @@ def _size(size: Any) -> int | str:
     value = getattr(size, "value", size)
     if isinstance(value, int):
         return int(value)
-    return str(getattr(size, "name", size))
+    name = getattr(size, "name", None)
+    # An expression as TileLang's frontend writes it: "m * T.int64(2)" is m*2.
+    return str(name) if name is not None else re.sub(r"T\.\w+\((-?\d+)\)", r"\1", str(size)).replace(" ", "")
 
 
 def _dtype_text(text: str) -> str:
