@@ -111,7 +111,7 @@ def test_019_arguments_set_are_arguments_used(lab: Any, tunings: Any) -> None:
         "self", "warmup", "rep", "timeout", "use_pipeline", "enable_grouped_compile", "group_compile_size",
         "benchmark_devices", "benchmark_multi_gpu", "early_stop", "early_stop_factor",
     ]  # fmt: skip
-    assert list(parameters) == theirs
+    assert list(parameters) == [*theirs, "search", "trials", "seconds"]
 
 
 def test_020_warmup_and_rep_are_milliseconds_everywhere() -> None:

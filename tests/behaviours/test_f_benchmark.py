@@ -42,17 +42,17 @@ def test_053_054_061_a_kernel_that_hangs_or_crashes_is_killed_alone(lab: Any, pl
 
 
 def _children() -> list[str]:
-    """Command lines of this process's children that are left."""
-    found = []
+    """Command lines of what this process's fork servers, which stay, have forked."""
+    parents, commands = {}, {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            parent = int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1])
-            command = Path("/proc", pid, "cmdline").read_text().replace("\0", " ")
+            parents[int(pid)] = int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(pid)] = Path("/proc", pid, "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
-        if parent == os.getpid() and "tlaot.tune" in command:
-            found.append(command)
-    return found
+    servers = {pid for pid, parent in parents.items() if parent == os.getpid() and "tlaot.tune" in commands[pid]}
+    assert servers and all("tlaot.tune.forking" in commands[pid] for pid in servers)
+    return [commands[pid] for pid, parent in parents.items() if parent in servers]
 
 
 def test_055_which_devices_measure(lab: Any, place: Path) -> None:

@@ -46,8 +46,8 @@ __all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolv
 # Backends of TileLang whose result is what an executable.so is.
 _BACKENDS = ("auto", "tvm_ffi", None)
 
-# Finalists are timed in turns for this many times "rep" in all, at most.
-_DECIDE_REPS = 20.0
+# Finalists are timed in turns for this many times "rep" in all, at most, and other load is waited for for so many.
+_DECIDE_REPS, _QUIET_REPS = 20.0, 300.0
 
 
 def tune(
@@ -265,9 +265,17 @@ def _workload(request: Request, target: Target, scratch: Path) -> Workload:
 
 
 def _profile(given: ProfileArgs) -> Profile:
-    """How to time; whoever asks for short timings wants a short decision, too."""
-    budget = min(Profile.decide_budget, _DECIDE_REPS * given.rep / 1e3)
-    return Profile(given.warmup, given.rep, given.timeout, backend=given.backend, decide_budget=budget)
+    """How to time; whoever asks for short timings wants a short decision and a short wait for quiet, too."""
+    decide_budget = min(Profile.decide_budget, _DECIDE_REPS * given.rep / 1e3)
+    quiet_timeout = min(Profile.quiet_timeout, _QUIET_REPS * given.rep / 1e3)
+    return Profile(
+        given.warmup,
+        given.rep,
+        given.timeout,
+        backend=given.backend,
+        decide_budget=decide_budget,
+        quiet_timeout=quiet_timeout,
+    )
 
 
 def _is_json(value: Any) -> bool:
