@@ -23,7 +23,7 @@ pytest.importorskip(
     "tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does"
 )
 
-from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, requirements_of
+from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, SEARCH_REQUIRES, requirements_of
 from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, Settings, read_settings, show_settings
 from tlaot.build_hooks.wheel_tag import audit_platform
 
@@ -114,6 +114,18 @@ def test_frontend_requirements_are_the_extras(frontend: str) -> None:
     assert {_normalised(text) for text in FRONTEND_REQUIRES[frontend]} == {
         _normalised(text) for text in _metadata_extras(frontend)
     }
+
+
+def test_search_requirements_are_the_extra(tmp_path: Path) -> None:
+    """Asked for where a kernel that is built names Optuna."""
+    assert set(SEARCH_REQUIRES) == _metadata_extras("search")
+    path = tmp_path / "tltune.toml"
+    path.write_text(SPEC.replace('name = "a"', 'name = "a"\nsearch = "optuna"'))
+    asked = requirements_of(read_spec(path), Settings(targets=("llvm:x86-64-v3",)), {"PATH": ""})
+    assert set(asked) == {*FRONTEND_REQUIRES["tvm"], *SEARCH_REQUIRES}
+    path.write_text(SPEC.replace('name = "b"', 'name = "b"\nsearch = "optuna"'))
+    asked = requirements_of(read_spec(path), Settings(targets=("llvm:x86-64-v3",)), {"PATH": ""})
+    assert set(asked) == set(FRONTEND_REQUIRES["tvm"])
 
 
 SPEC = """
