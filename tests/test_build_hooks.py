@@ -24,7 +24,7 @@ pytest.importorskip(
 )
 
 from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, SEARCH_REQUIRES, requirements_of
-from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, Settings, read_settings, show_settings
+from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, STAGE_VARIABLES, Settings, read_settings, show_settings
 from tlaot.build_hooks.wheel_tag import audit_platform
 
 from tlaot.errors import BuildError, SpecError
@@ -48,7 +48,7 @@ def test_settings_default() -> None:
 
 
 def test_settings_of_both_channels() -> None:
-    environ = {"TLAOT_TUNE": "force", "TLAOT_JOBS": "3", "TLAOT_NUM_THREADS": "1"}
+    environ = {"TLAOT_TUNE": "force", "TLAOT_JOBS": "3", "TLAOT_NUM_THREADS": "1", "TLAOT_NVRTC": "0"}
     config = {"tune": "off", "targets": "cuda:sm_90a, llvm", "--build-option": ["-q"], "editable_mode": "strict"}
     assert read_settings(config, environ) == Settings("off", ("cuda:sm_90a", "llvm:x86-64-v3"), 3, False)
 
@@ -86,7 +86,7 @@ def test_settings_refuse(config: dict[str, Any], environ: dict[str, str], messag
 
 
 def test_every_variable_that_the_sources_read_is_known() -> None:
-    known = {*RUN_TIME_VARIABLES, *(f"TLAOT_{key.upper()}" for key in KEYS)}
+    known = {*RUN_TIME_VARIABLES, *STAGE_VARIABLES, *(f"TLAOT_{key.upper()}" for key in KEYS)}
     package = Path(importlib.import_module("tlaot").__file__ or "").parent
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".c", ".h")]
     # Only as a whole string literal: include guards and macros of the C sources are no variables.
