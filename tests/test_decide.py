@@ -15,9 +15,10 @@ from fixtures_runtime import compile_source, tensor
 
 from tlaot.manifest import digest_of
 from tlaot.target import parse_target
-from tlaot.tune import quiet
+from tlaot.tune import device_lock, quiet
 from tlaot.tune.child import Child, Failed
 from tlaot.tune.compile import Built
+from tlaot.tune.forkserver import ForkServer
 from tlaot.tune.measure import Decision, Measured, decide, screen
 from tlaot.tune.plan import Candidate, Workload
 from tlaot.tune.spec import KernelSpec, Profile
@@ -63,9 +64,11 @@ class Log:
 class Scene:
     """A workload whose candidates are hand-written libraries, and a measuring child."""
 
-    def __init__(self, folder: Path, child: Child) -> None:
+    def __init__(self, folder: Path, child: Child, first: int) -> None:
         self.folder = folder
         self.child = child
+        self.first = first  # the label of its first candidate: those of other tests are others
+        self._referenced = self._count()
         self.log = Log()
         self.built: list[Built] = []
         self.kernel = KernelSpec(
@@ -76,9 +79,9 @@ class Scene:
     def add(self, spin: int, mode: str = "") -> int:
         """Build a candidate that takes so many microseconds and goes wrong in some mode."""
         index = len(self.built)
-        defines = {"SPIN": spin, "LABEL": index, **({"MODE": ord(mode)} if mode else {})}
+        defines = {"SPIN": spin, "LABEL": self.first + index, **({"MODE": ord(mode)} if mode else {})}
         content = compile_source("misbehave.c", **defines)
-        place = self.folder / f"built-{index}"
+        place = self.folder / f"built-{self.first + index}"
         place.mkdir()
         (place / "executable.so").write_bytes(content)
         self.built.append(Built(place, digest_of(content), PARAMS, (1,), {}, {}))
@@ -99,20 +102,38 @@ class Scene:
 
     def misbehave(self, index: int, mode: str) -> None:
         """From now on a candidate goes wrong."""
-        (self.folder / str(index)).write_text(mode)
+        (self.folder / str(self.first + index)).write_text(mode)
 
     def referenced(self) -> int:
+        """How often the reference has run."""
+        return self._count() - self._referenced
+
+    def _count(self) -> int:
         path = self.folder / "reference"
         return len(path.read_text()) if path.exists() else 0
 
 
-@pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    (tmp_path / "authors.py").write_text(AUTHORS)
-    environ = {**os.environ, "MISBEHAVE": str(tmp_path)}
-    child = Child("tlaot.tune.measurer", ["cpu"], [str(tmp_path), *filter(None, sys.path)], tmp_path / "log", environ)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ForkServer]]:
+    """A folder, and what forks measuring children that import from it."""
+    folder = tmp_path_factory.mktemp("decide")
+    (folder / "authors.py").write_text(AUTHORS)
+    environ = {**os.environ, "MISBEHAVE": str(folder)}
+    server = ForkServer("tlaot.tune.measurer", ["cpu"], [str(folder), *filter(None, sys.path)], environ)
     try:
-        yield Scene(tmp_path, child)
+        yield folder, server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def scene(place: tuple[Path, ForkServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)  # other tests that run here measure, too
+    folder, server = place
+    child = Child("tlaot.tune.measurer", ["cpu"], [], tmp_path / "log", {}, server)
+    first = len(list(folder.glob("built-*")))
+    try:
+        yield Scene(folder, child, first)
     finally:
         child.kill()
 
@@ -254,7 +275,7 @@ def test_a_reference_that_fails_fails_every_candidate_alike(scene: Scene) -> Non
     scene.kernel = replace(scene.kernel, reference="authors:no_such_function")
     failures = list(scene.screen().values())
     assert all(isinstance(f, Failed) and f.stage == "prepare" for f in failures)
-    assert failures[0] == failures[1]
+    assert {f.reason for f in failures if isinstance(f, Failed)} == {failures[0].reason}  # type: ignore[union-attr]
 
 
 class Busy:
