@@ -38,6 +38,12 @@ _TILELANG_STD = "tl_templates/cuda/nvrtc_std.h"
 # Functions that nvcc always declares.
 _DEVICE_RUNTIME = re.compile(r"\bcuda(?:GridDependencySynchronize|TriggerProgrammaticLaunchCompletion)\b")
 
+# Headers of the toolkit that mean the same wherever they are included. TVM's sources include them among declarations,
+# where they cannot be precompiled.
+_MOVABLE = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(cuda/std/\w+|cuda_(?:fp16|bf16|fp8|fp6|fp4)\.h|mma\.h)>", re.MULTILINE
+)
+
 _JOINED = re.compile(r"-I.+|-[DU].+|--?std=.+|--(?:include-path|define-macro|undefine-macro)=.+")
 _VALUES = re.compile(r"--?(?:ftz|fmad|prec-div|prec-sqrt)=(?:true|false)")
 _SEPARATE = ("-I", "-D", "-U", "--include-path", "--define-macro", "--undefine-macro", "-std", "--std")
@@ -115,6 +121,7 @@ class _Library:
 
     Attributes:
         version: Release, ``"13.0"``.
+        can_precompile: Whether it has precompiled headers.
         lineage: Names this process and those forked from it, once the heap for precompiled headers is in place.
     """
 
@@ -126,6 +133,7 @@ class _Library:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._api.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{major.value}.{minor.value}"
+        self.can_precompile = hasattr(self._api, "nvrtcSetPCHHeapSize")
         self.lineage = ""
 
     def compile(self, source: str, options: Sequence[str]) -> tuple[str | None, str]:
@@ -160,7 +168,7 @@ class _Library:
 
     def reserve_heap(self) -> None:
         """Put the heap for precompiled headers in place, at the address that forked processes will have it at."""
-        if self.lineage or not hasattr(self._api, "nvrtcSetPCHHeapSize"):
+        if self.lineage or not self.can_precompile:
             return
         self._api.nvrtcSetPCHHeapSize.argtypes = [ctypes.c_size_t]
         self._api.nvrtcSetPCHHeapSize(_HEAP)
@@ -201,6 +209,8 @@ def compile_to_ptx(
         return None, f"{path} is of release {library.version}, not {version}"
     options = ["-default-device", f"-arch=compute_{arch.removeprefix('sm_')}", *flags, f"-I{_SHIM}"]
     options += [f"-D__CUDACC_VER_MAJOR__={version.split('.')[0]}"]
+    if "#include <cuda/std/" in source and not library.can_precompile:
+        return None, "nvcc reads the C++ library's headers faster than NVRTC reads CCCL's"
     source = _prelude(source, flags) + source
     if headers is not None and library.lineage:
         ptx, log = _compile_with_headers(library, source, options, headers)
@@ -215,6 +225,8 @@ def _prelude(source: str, flags: Sequence[str]) -> str:
         lines.append("#include <cuda.h>\n")
     if _DEVICE_RUNTIME.search(source):
         lines.append("#include <cuda_device_runtime_api.h>\n")
+    if "#include" not in _directives(source):
+        lines += [f"#include <{name}>\n" for name in dict.fromkeys(_MOVABLE.findall(source))]
     folders = [flag[2:] for flag in flags if flag.startswith("-I")]
     if "<tl_templates/" in source and any(Path(folder, _TILELANG_STD).is_file() for folder in folders):
         lines.append(f"#include <{_TILELANG_STD}>\n")
