@@ -1,6 +1,6 @@
 """What a build needs beside tlaot itself, from what the spec declares.
 
-The same lists are the extras ``tvm`` and ``tilelang`` in tlaot's ``pyproject.toml``; a test compares them. They are
+The same lists are the extras ``tvm``, ``tilelang`` and ``search`` in tlaot's ``pyproject.toml``; a test compares them. They are
 repeated here because the in-tree backend builds tlaot before there is metadata to read them from.
 """
 
@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from ..target import Target
     from ..tune.spec import Spec
 
-__all__ = ["FRONTEND_REQUIRES", "NVCC_REQUIRES", "requirements_of"]
+__all__ = ["FRONTEND_REQUIRES", "NVCC_REQUIRES", "SEARCH_REQUIRES", "requirements_of"]
 
 FRONTEND_REQUIRES: dict[str, tuple[str, ...]] = {
     "tvm": ("apache-tvm>=0.25.0.post1,<0.28", "cloudpickle", "numpy"),
     "tilelang": ("tilelang>=0.1.15,<0.2", "cloudpickle", "numpy"),
 }
 
+# Of search = "optuna"; search = "auto" does without it where it is not installed.
+SEARCH_REQUIRES = ("optuna>=4.0",)
 
 # nvcc with the headers that device code includes; some 300 MB, so only where the machine has no CUDA toolkit.
 NVCC_REQUIRES = ("nvidia-cuda-nvcc>=13", "nvidia-cuda-runtime>=13", "nvidia-cuda-cccl>=13")
@@ -40,6 +42,8 @@ def requirements_of(spec: Spec, settings: Settings, environ: Mapping[str, str]) 
         targets = [target for target in kernel.targets if _is_built(target, spec, settings)]
         if targets:
             needed |= dict.fromkeys(FRONTEND_REQUIRES[kernel.frontend])
+            if kernel.search == "optuna":
+                needed |= dict.fromkeys(SEARCH_REQUIRES)
         if any(target.is_cuda for target in targets) and not _has_nvcc(environ):
             needed |= dict.fromkeys(NVCC_REQUIRES)
     return list(needed)

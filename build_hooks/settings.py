@@ -42,6 +42,9 @@ RUN_TIME_VARIABLES = (
     "TLAOT_VERBOSE",
 )
 
+# Read by a stage itself, in a build and in Python alike.
+STAGE_VARIABLES = ("TLAOT_NVRTC",)
+
 # What setuptools.build_meta itself reads of config_settings.
 SETUPTOOLS_KEYS = (
     "--global-option",
@@ -86,8 +89,9 @@ def read_settings(config_settings: ConfigSettings, environ: Mapping[str, str]) -
     for name in sorted(n for n in environ if n.startswith(PREFIX)):
         if name in variables:
             texts[variables[name]] = (name, environ[name])
-        elif name not in RUN_TIME_VARIABLES:
-            raise _unknown(f"environment variable {name}", name, (*variables, *RUN_TIME_VARIABLES))
+        elif name not in (*STAGE_VARIABLES, *RUN_TIME_VARIABLES):
+            known = (*variables, *STAGE_VARIABLES, *RUN_TIME_VARIABLES)
+            raise _unknown(f"environment variable {name}", name, known)
     for key, value in (config_settings or {}).items():
         if key in KEYS:
             texts[key] = (f"-C {key}", _join(f"-C {key}", value, several=key == "targets"))

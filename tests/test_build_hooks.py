@@ -23,8 +23,8 @@ pytest.importorskip(
     "tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does"
 )
 
-from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, requirements_of
-from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, Settings, read_settings, show_settings
+from tlaot.build_hooks.requirements import FRONTEND_REQUIRES, NVCC_REQUIRES, SEARCH_REQUIRES, requirements_of
+from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, STAGE_VARIABLES, Settings, read_settings, show_settings
 from tlaot.build_hooks.wheel_tag import audit_platform
 
 from tlaot.errors import BuildError, SpecError
@@ -48,7 +48,7 @@ def test_settings_default() -> None:
 
 
 def test_settings_of_both_channels() -> None:
-    environ = {"TLAOT_TUNE": "force", "TLAOT_JOBS": "3", "TLAOT_NUM_THREADS": "1"}
+    environ = {"TLAOT_TUNE": "force", "TLAOT_JOBS": "3", "TLAOT_NUM_THREADS": "1", "TLAOT_NVRTC": "0"}
     config = {"tune": "off", "targets": "cuda:sm_90a, llvm", "--build-option": ["-q"], "editable_mode": "strict"}
     assert read_settings(config, environ) == Settings("off", ("cuda:sm_90a", "llvm:x86-64-v3"), 3, False)
 
@@ -86,7 +86,7 @@ def test_settings_refuse(config: dict[str, Any], environ: dict[str, str], messag
 
 
 def test_every_variable_that_the_sources_read_is_known() -> None:
-    known = {*RUN_TIME_VARIABLES, *(f"TLAOT_{key.upper()}" for key in KEYS)}
+    known = {*RUN_TIME_VARIABLES, *STAGE_VARIABLES, *(f"TLAOT_{key.upper()}" for key in KEYS)}
     package = Path(importlib.import_module("tlaot").__file__ or "").parent
     files = [path for path in package.rglob("*") if path.suffix in (".py", ".c", ".h")]
     # Only as a whole string literal: include guards and macros of the C sources are no variables.
@@ -114,6 +114,18 @@ def test_frontend_requirements_are_the_extras(frontend: str) -> None:
     assert {_normalised(text) for text in FRONTEND_REQUIRES[frontend]} == {
         _normalised(text) for text in _metadata_extras(frontend)
     }
+
+
+def test_search_requirements_are_the_extra(tmp_path: Path) -> None:
+    """Asked for where a kernel that is built names Optuna."""
+    assert set(SEARCH_REQUIRES) == _metadata_extras("search")
+    path = tmp_path / "tltune.toml"
+    path.write_text(SPEC.replace('name = "a"', 'name = "a"\nsearch = "optuna"'))
+    asked = requirements_of(read_spec(path), Settings(targets=("llvm:x86-64-v3",)), {"PATH": ""})
+    assert set(asked) == {*FRONTEND_REQUIRES["tvm"], *SEARCH_REQUIRES}
+    path.write_text(SPEC.replace('name = "b"', 'name = "b"\nsearch = "optuna"'))
+    asked = requirements_of(read_spec(path), Settings(targets=("llvm:x86-64-v3",)), {"PATH": ""})
+    assert set(asked) == set(FRONTEND_REQUIRES["tvm"])
 
 
 SPEC = """

@@ -113,7 +113,7 @@ def test_the_winner_is_the_best_but_for_one_percent(name: str) -> None:
     regrets, spent = [], []
     for seed in range(count):
         machine = Machine(seed, noise, kernel_ms, overhead_ms)
-        winner, contest = tune(machine, bursts, 2.0, seed)
+        winner, _ = tune(machine, bursts, 2.0, seed)
         regrets.append(machine.regret(winner))
         spent.append(machine.spent / 1e3)
     assert sum(regret > 1.01 for regret in regrets) <= allowed, sorted(regrets)[-12:]

@@ -5,121 +5,46 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_runtime import compile_source, tensor
-
-from tlaot.manifest import digest_of
-from tlaot.target import parse_target
-from tlaot.tune import quiet
-from tlaot.tune.child import Child, Failed
-from tlaot.tune.compile import Built
-from tlaot.tune.measure import Decision, Measured, decide, screen
-from tlaot.tune.plan import Candidate, Workload
-from tlaot.tune.spec import KernelSpec, Profile
-from tlaot.tune.timing import Timing
 
 pytest.importorskip("numpy")
 
-PARAMS = (tensor("A", 64), tensor("B", 64, written=True))
-# Nothing else is waited for here: these tests run where others run.
-PROFILE = Profile(warmup=1.0, rep=10.0, timeout=20.0, decide_budget=0.5, quiet_timeout=0.0)
+from measuring import AUTHORS, PROFILE, Scene, latency
 
-AUTHORS = """
-def twice(a):
-    import os, pathlib
-    with open(os.environ["MISBEHAVE"] + "/reference", "a") as file:
-        file.write("x")
-    return a * 2
-"""
+from tlaot.tune import device_lock, quiet
+from tlaot.tune.child import Child, Failed
+from tlaot.tune.forkserver import ForkServer
+from tlaot.tune.measure import Measured, screen
 
 
-class Log:
-    """Takes down what is told."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-        self.failed: list[tuple[int, Failed]] = []
-        self.again: list[tuple[int, Timing]] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def write(self, text: str) -> None:
-        pass
-
-    def measured(self, candidate: Candidate, outcome: Timing | Failed) -> None:
-        assert isinstance(outcome, Failed)
-        self.failed.append((candidate.index, outcome))
-
-    def timed_again(self, candidate: Candidate, timing: Timing) -> None:
-        self.again.append((candidate.index, timing))
-
-
-class Scene:
-    """A workload whose candidates are hand-written libraries, and a measuring child."""
-
-    def __init__(self, folder: Path, child: Child) -> None:
-        self.folder = folder
-        self.child = child
-        self.log = Log()
-        self.built: list[Built] = []
-        self.kernel = KernelSpec(
-            name="twice", frontend="tvm", factory="authors:factory", targets=(), shapes=(), configs=(), where="[kernel.twice]",
-            reference="authors:twice", profile=PROFILE,
-        )  # fmt: skip
-
-    def add(self, spin: int, mode: str = "") -> int:
-        """Build a candidate that takes so many microseconds and goes wrong in some mode."""
-        index = len(self.built)
-        defines = {"SPIN": spin, "LABEL": index, **({"MODE": ord(mode)} if mode else {})}
-        content = compile_source("misbehave.c", **defines)
-        place = self.folder / f"built-{index}"
-        place.mkdir()
-        (place / "executable.so").write_bytes(content)
-        self.built.append(Built(place, digest_of(content), PARAMS, (1,), {}, {}))
-        return index
-
-    @property
-    def workload(self) -> Workload:
-        configs = tuple({"n": n} for n in range(len(self.built)))
-        return Workload(self.kernel, parse_target("llvm:x86-64"), {"N": 64}, configs)
-
-    def screen(self) -> dict[int, Measured | Failed]:
-        workload = self.workload
-        return {c.index: screen(self.child, workload, c, self.built[c.index]) for c in workload.candidates()}
-
-    def decide(self, results: dict[int, Measured | Failed], preferred: Sequence[int] = ()) -> Decision:
-        configs = [{"n": index} for index in preferred]
-        return decide(self.workload, results, self.child, preferred=configs, journal=self.log)
-
-    def misbehave(self, index: int, mode: str) -> None:
-        """From now on a candidate goes wrong."""
-        (self.folder / str(index)).write_text(mode)
-
-    def referenced(self) -> int:
-        path = self.folder / "reference"
-        return len(path.read_text()) if path.exists() else 0
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ForkServer]]:
+    """A folder, and what forks measuring children that import from it."""
+    folder = tmp_path_factory.mktemp("decide")
+    (folder / "authors.py").write_text(AUTHORS)
+    environ = {**os.environ, "MISBEHAVE": str(folder)}
+    server = ForkServer("tlaot.tune.measurer", ["cpu"], [str(folder), *filter(None, sys.path)], environ)
+    try:
+        yield folder, server
+    finally:
+        server.close()
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    (tmp_path / "authors.py").write_text(AUTHORS)
-    environ = {**os.environ, "MISBEHAVE": str(tmp_path)}
-    child = Child("tlaot.tune.measurer", ["cpu"], [str(tmp_path), *filter(None, sys.path)], tmp_path / "log", environ)
+def scene(place: tuple[Path, ForkServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)  # other tests that run here measure, too
+    folder, server = place
+    child = Child("tlaot.tune.measurer", ["cpu"], [], tmp_path / "log", {}, server)
+    first = len(list(folder.glob("built-*")))
     try:
-        yield Scene(tmp_path, child)
+        yield Scene(folder, child, first)
     finally:
         child.kill()
-
-
-def latency(result: Measured | Failed) -> float:
-    assert isinstance(result, Measured), result
-    return result.timing.latency
 
 
 def test_the_fastest_wins_and_is_timed_in_rounds(scene: Scene) -> None:
@@ -254,7 +179,7 @@ def test_a_reference_that_fails_fails_every_candidate_alike(scene: Scene) -> Non
     scene.kernel = replace(scene.kernel, reference="authors:no_such_function")
     failures = list(scene.screen().values())
     assert all(isinstance(f, Failed) and f.stage == "prepare" for f in failures)
-    assert failures[0] == failures[1]
+    assert {f.reason for f in failures if isinstance(f, Failed)} == {failures[0].reason}  # type: ignore[union-attr]
 
 
 class Busy:

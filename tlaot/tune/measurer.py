@@ -116,6 +116,8 @@ class Measurer:
         return asdict(clock.screen(partial(call, *tensors), request.get("stop_above")))
 
     def _wake(self) -> str:
+        import tvm_ffi  # noqa: F401 - imports torch, too, where it is installed
+
         if self._device == "cpu":
             return "cpu"
         import torch
@@ -128,7 +130,9 @@ class Measurer:
     def _prepare(self, request: Mapping[str, Any]) -> Bench:
         key = request["key"]
         if self._broken is not None and self._broken[0] == key:
-            raise self._broken[1]  # a slow reference that failed is not run again for every candidate
+            raise self._broken[1].with_traceback(
+                None
+            )  # a slow reference that failed is not run again for every candidate
         if self._bench is None or self._bench.key != key:
             self._bench, self._broken, self._tensors = None, None, None
             self._visits.clear()
@@ -277,7 +281,7 @@ def _repeat(bench: Bench, call: Callable[..., Any], written: Sequence[int], firs
 
 def preload(arguments: Sequence[str]) -> None:
     """Import what measuring children of a kind need, ``["cpu"]`` or ``["cuda"]``, once; the driver sleeps on: it does not survive a fork."""
-    for name in ("numpy", "torch") if arguments[0] == "cuda" else ("numpy",):
+    for name in ("numpy", "torch", "tvm_ffi") if arguments[0] == "cuda" else ("numpy", "tvm_ffi"):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
 

@@ -18,6 +18,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,12 @@ _MAX_HEADERS = 8
 _TILELANG_STD = "tl_templates/cuda/nvrtc_std.h"
 # Functions that nvcc always declares.
 _DEVICE_RUNTIME = re.compile(r"\bcuda(?:GridDependencySynchronize|TriggerProgrammaticLaunchCompletion)\b")
+
+# Headers of the toolkit that mean the same wherever they are included. TVM's sources include them among declarations,
+# where they cannot be precompiled.
+_MOVABLE = re.compile(
+    r"^[ \t]*#[ \t]*include[ \t]*<(cuda/std/\w+|cuda_(?:fp16|bf16|fp8|fp6|fp4)\.h|mma\.h)>", re.MULTILINE
+)
 
 _JOINED = re.compile(r"-I.+|-[DU].+|--?std=.+|--(?:include-path|define-macro|undefine-macro)=.+")
 _VALUES = re.compile(r"--?(?:ftz|fmad|prec-div|prec-sqrt)=(?:true|false)")
@@ -114,6 +121,7 @@ class _Library:
 
     Attributes:
         version: Release, ``"13.0"``.
+        can_precompile: Whether it has precompiled headers.
         lineage: Names this process and those forked from it, once the heap for precompiled headers is in place.
     """
 
@@ -125,18 +133,29 @@ class _Library:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._api.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{major.value}.{minor.value}"
+        self.can_precompile = hasattr(self._api, "nvrtcSetPCHHeapSize")
         self.lineage = ""
 
     def compile(self, source: str, options: Sequence[str]) -> tuple[str | None, str]:
         """PTX, or None where the source or an option is refused; and the log."""
+        with self._compiled(source, options) as (program, status):
+            return (None if status else self._text(program, "PTX")), self._text(program, "ProgramLog")
+
+    def precompile(self, source: str, options: Sequence[str], making: Path) -> bool:
+        """Write a precompiled header of a source that has nothing but directives; whether that went well."""
+        # Options of precompiled headers must come first.
+        with self._compiled(source, [f"--create-pch={making}", *options]) as (program, status):
+            return status == 0 and self._api.nvrtcGetPCHCreateStatus(program) == 0 and making.is_file()
+
+    @contextmanager
+    def _compiled(self, source: str, options: Sequence[str]) -> Iterator[tuple[ctypes.c_void_p, int]]:
         api, program = self._api, ctypes.c_void_p()
-        if api.nvrtcCreateProgram(ctypes.byref(program), source.encode(), _NAME, 0, None, None):
-            return None, "NVRTC takes no program"
+        status = api.nvrtcCreateProgram(ctypes.byref(program), source.encode(), _NAME, 0, None, None)
+        if status:
+            raise MemoryError(f"nvrtcCreateProgram returned {status}")
+        words = [option.encode() for option in options]
         try:
-            words = [option.encode() for option in options]
-            status = api.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
-            log = self._text(program, "ProgramLog")
-            return (None if status else self._text(program, "PTX")), log
+            yield program, api.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
         finally:
             api.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -149,15 +168,13 @@ class _Library:
 
     def reserve_heap(self) -> None:
         """Put the heap for precompiled headers in place, at the address that forked processes will have it at."""
-        if self.lineage or not hasattr(self._api, "nvrtcSetPCHHeapSize"):
+        if self.lineage or not self.can_precompile:
             return
         self._api.nvrtcSetPCHHeapSize.argtypes = [ctypes.c_size_t]
         self._api.nvrtcSetPCHHeapSize(_HEAP)
         # NVRTC allocates it when it first makes a precompiled header.
         with tempfile.TemporaryDirectory(prefix="tlaot-") as folder:
-            made = Path(folder) / "first.pch"
-            self.compile("#include <stdlib.h>\n", [f"-I{_SHIM}", f"--create-pch={made}"])
-            if made.is_file():
+            if self.precompile("#include <stdlib.h>\n", [f"-I{_SHIM}"], Path(folder) / "first.pch"):
                 self.lineage = secrets.token_hex(16)
 
 
@@ -192,13 +209,13 @@ def compile_to_ptx(
         return None, f"{path} is of release {library.version}, not {version}"
     options = ["-default-device", f"-arch=compute_{arch.removeprefix('sm_')}", *flags, f"-I{_SHIM}"]
     options += [f"-D__CUDACC_VER_MAJOR__={version.split('.')[0]}"]
+    if "#include <cuda/std/" in source and not library.can_precompile:
+        return None, "nvcc reads the C++ library's headers faster than NVRTC reads CCCL's"
     source = _prelude(source, flags) + source
     if headers is not None and library.lineage:
-        for found in _precompiled(library, source, options, headers):
-            # PCH options must come first.
-            ptx, log = library.compile(source, [f"--use-pch={found}", *options])
-            if ptx is not None:
-                return ptx, log
+        ptx, log = _compile_with_headers(library, source, options, headers)
+        if ptx is not None:
+            return ptx, log
     return library.compile(source, options)
 
 
@@ -208,43 +225,44 @@ def _prelude(source: str, flags: Sequence[str]) -> str:
         lines.append("#include <cuda.h>\n")
     if _DEVICE_RUNTIME.search(source):
         lines.append("#include <cuda_device_runtime_api.h>\n")
+    if "#include" not in _directives(source):
+        lines += [f"#include <{name}>\n" for name in dict.fromkeys(_MOVABLE.findall(source))]
     folders = [flag[2:] for flag in flags if flag.startswith("-I")]
     if "<tl_templates/" in source and any(Path(folder, _TILELANG_STD).is_file() for folder in folders):
         lines.append(f"#include <{_TILELANG_STD}>\n")
     return "".join(lines)
 
 
-def _precompiled(library: _Library, source: str, options: Sequence[str], headers: Path) -> Iterator[Path]:
-    """The precompiled form of the directives at the top of a source; made here unless another process is at it."""
+def _compile_with_headers(
+    library: _Library, source: str, options: Sequence[str], headers: Path
+) -> tuple[str | None, str]:
+    """Compile with the directives at the top precompiled; that is done here first, unless another process is at it."""
     top = _directives(source)
-    if "#include" not in top:
-        return
     key = hashlib.sha256(repr((library.lineage, os.getcwd(), top, list(options))).encode()).hexdigest()[:32]
-    found, refused = headers / f"{key}.pch", headers / f"{key}.refused"
-    if not found.is_file() and not refused.is_file():
-        _precompile(library, top, options, found, refused)
+    found, refused, making = (headers / f"{key}.{suffix}" for suffix in ("pch", "refused", "making"))
     if found.is_file():
-        yield found
-
-
-def _precompile(library: _Library, top: str, options: Sequence[str], found: Path, refused: Path) -> None:
-    folder = found.parent
-    folder.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(folder).free < _MIN_FREE_DISK or len(list(folder.glob("*.pch"))) >= _MAX_HEADERS:
-        return
+        return library.compile(source, [f"--use-pch={found}", *options])
+    headers.mkdir(parents=True, exist_ok=True)
+    if "#include" not in top or refused.is_file() or not _has_room(headers):
+        return None, ""
     with found.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return  # its maker is faster than waiting for it
-        if found.is_file():
-            return
-        making = found.with_suffix(".making")
-        library.compile(top, [f"--create-pch={making}", *options])
-        if making.is_file():
-            making.replace(found)
-        else:
-            refused.touch()
+        except BlockingIOError:  # to compile without takes no longer than to wait
+            return None, ""
+        # Stays where making the file, or its first use, ends this process: no other process tries again.
+        refused.touch()
+        if not library.precompile(top, options, making):
+            making.unlink(missing_ok=True)
+            return None, ""
+        result = library.compile(source, [f"--use-pch={making}", *options])
+        making.replace(found)
+        refused.unlink()
+        return result
+
+
+def _has_room(headers: Path) -> bool:
+    return len(list(headers.glob("*.pch"))) < _MAX_HEADERS and shutil.disk_usage(headers).free >= _MIN_FREE_DISK
 
 
 def _directives(source: str) -> str:
