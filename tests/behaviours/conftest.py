@@ -27,6 +27,7 @@ from tlaot.tune import link, worker
 from tlaot.tune.child import Failed, one_line
 from tlaot.tune.link import _compile as compile_object
 from tlaot.tune.link import link_executable
+from tlaot.tune.quiet import CpuWatch
 
 _HEADER = "tl_templates/cpp/common.h"
 
@@ -184,6 +185,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     if "processes" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
         monkeypatch.setattr(compiling.Workshop, "measurer", lambda self, device: Inline("tlaot.tune.measurer", [device]))
+        monkeypatch.setattr(CpuWatch, "foreign", lambda self: None)  # tests run beside others
+        monkeypatch.setattr(CpuWatch, "since", lambda self: None)
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(link, "_compile", _compile_with_read_headers)
         monkeypatch.setattr(
