@@ -7,6 +7,7 @@ interpreter starts. Tests that take the fixture ``processes`` have the real ones
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import importlib.util
 import json
@@ -27,6 +28,7 @@ from tlaot.tune import link, worker
 from tlaot.tune.child import Failed, one_line
 from tlaot.tune.link import _compile as compile_object
 from tlaot.tune.link import link_executable
+from tlaot.tune.spec import Profile
 
 _HEADER = "tl_templates/cpp/common.h"
 
@@ -71,6 +73,9 @@ class Inline:
 
     def kill(self) -> None:
         pass
+
+    def refuse(self) -> None:
+        return None
 
 
 _linked: dict[str, bytes] = {}
@@ -178,6 +183,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    # Which of two configs is a little faster is no matter here, nor who else uses the machine.
+    monkeypatch.setattr(session, "Profile", functools.partial(Profile, decide_budget=0.05, quiet_timeout=0.0))
     if "processes" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
         monkeypatch.setattr(session, "Child", Inline)

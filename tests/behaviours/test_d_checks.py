@@ -117,20 +117,19 @@ def test_040_kernels_that_return_nothing_are_compared_too(lab: Any) -> None:
 
 def test_041_the_reference_runs_once_and_on_the_cpu_too(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the original: once a candidate; and on the CPU every candidate fails with one."""
-    from tlaot.tune import measurer
-    from tlaot.tune.timing import Timing
+    from tlaot.tune.timing import Timing, WallClock
 
     def reference(a: Any) -> Any:
         kernels.CALLS.append("reference")
         return a * 2
 
-    def once(call: Any, *rest: Any) -> Timing:
+    def once(clock: WallClock, call: Any, *rest: Any) -> Timing:
         call()
         return Timing(0.5, 0.0, 1, "wall")
 
     kernels = lab.kernels
     kernels.CALLS.clear()
-    monkeypatch.setattr(measurer, "time_wall", once)
+    monkeypatch.setattr(WallClock, "screen", once)
     result = lab.tuner(functools.partial(lab.scale, 16), [*TILES, {"tile": 4}], ref_prog=reference).run()
     assert result.ref_latency == 0.5
     assert kernels.CALLS == ["reference"] * 2  # to compare with, and to be timed
