@@ -173,7 +173,7 @@ shapes = "tinypkg.kernels:shapes"
 configs = "tinypkg.kernels:configs"
 reference = "tinypkg.kernels:reference"
 out-idx = [-1]
-profile = { warmup = 1, rep = 5, timeout = 20, compile-timeout = 60 }
+profile = { warmup = 1, rep = 5, timeout = 20, compile-timeout = 60, decide-budget = 0.2, quiet-timeout = 0 }
 """
 
 

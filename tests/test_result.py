@@ -667,7 +667,7 @@ shapes = [{{ N = 64 }}]
 space = {{ tile = [1, 2] }}
 reference = "kernels:reference"
 out-idx = [-1]
-profile = {{ warmup = 1, rep = 5, timeout = 30, compile-timeout = 60 }}
+profile = {{ warmup = 1, rep = 5, timeout = 30, compile-timeout = 60, decide-budget = 0.2, quiet-timeout = 0 }}
 """
     )
     settings = SimpleNamespace(tune="on", targets=None, jobs=1, keep=True)

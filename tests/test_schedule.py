@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -149,7 +150,7 @@ def test_every_candidate_is_compiled_and_screened_once(tune: Any, overlap: bool,
 def test_one_device_stays_with_a_workload_as_long_as_it_can(tune: Any) -> None:
     _, play = tune(overlap=False)
     shapes = [label.split("#")[0] for label in play.screened]
-    assert sum(a != b for a, b in zip(shapes, shapes[1:], strict=False)) <= len(SHAPES) + 1
+    assert sum(a != b for a, b in itertools.pairwise(shapes)) <= len(SHAPES) + 1
 
 
 def test_what_other_shapes_chose_is_told_when_it_is_decided(tune: Any) -> None:

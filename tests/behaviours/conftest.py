@@ -74,7 +74,7 @@ class Inline:
         pass
 
     def refuse(self) -> None:
-        pass
+        return None
 
 
 _linked: dict[str, bytes] = {}
@@ -182,9 +182,12 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    # Which of two configs is a little faster is no matter here, nor who else uses the machine.
     if "processes" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
-        monkeypatch.setattr(compiling.Workshop, "measurer", lambda self, device: Inline("tlaot.tune.measurer", [device]))
+        monkeypatch.setattr(
+            compiling.Workshop, "measurer", lambda self, device: Inline("tlaot.tune.measurer", [device])
+        )
         monkeypatch.setattr(CpuWatch, "foreign", lambda self: None)  # tests run beside others
         monkeypatch.setattr(CpuWatch, "since", lambda self: None)
         monkeypatch.setattr(worker, "link_executable", _link_once)

@@ -123,7 +123,7 @@ def test_041_the_reference_runs_once_and_on_the_cpu_too(lab: Any, monkeypatch: p
         kernels.CALLS.append("reference")
         return a * 2
 
-    def once(self: Any, call: Any, *rest: Any) -> Timing:
+    def once(clock: WallClock, call: Any, *rest: Any) -> Timing:
         call()
         return Timing(0.5, 0.0, 1, "wall")
 

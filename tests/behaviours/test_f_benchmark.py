@@ -17,7 +17,7 @@ from tlaot.autotuner.request import RunArgs
 from tlaot.errors import TuningError
 from tlaot.target import parse_target
 from tlaot.tune.machine import Gpu, Machine
-from tlaot.tune.timing import Timing
+from tlaot.tune.timing import Timing, Visit, WallClock
 
 np = pytest.importorskip("numpy")
 
@@ -50,9 +50,9 @@ def _children() -> list[str]:
             commands[int(pid)] = Path("/proc", pid, "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue
-    servers = {pid for pid, parent in parents.items() if parent == os.getpid() and "tlaot.tune" in commands[pid]}
-    assert servers and all("tlaot.tune.forking" in commands[pid] for pid in servers)
-    return [commands[pid] for pid, parent in parents.items() if parent in servers]
+    mine = {pid for pid, parent in parents.items() if parent == os.getpid() and "tlaot.tune" in commands.get(pid, "")}
+    assert mine and all("tlaot.tune.forking" in commands[pid] for pid in mine)
+    return [commands.get(pid, "") for pid, parent in parents.items() if parent in mine]
 
 
 def test_055_which_devices_measure(lab: Any, place: Path) -> None:
@@ -123,26 +123,21 @@ def test_058_the_fastest_of_a_second_round_and_of_equals_the_first(
     lab: Any, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     """The original takes the smallest mean of a single pass, and of equals the one that ended first."""
-    from tlaot.tune.timing import WallClock
+    # In screening the second is faster, by noise; in turns it is not, and the third is equal but for noise.
+    screened, visits = iter([1.0, 0.95, 1.1] * 2), iter([1.0, 1.05, 1.0] * 2)
 
-    monkeypatch.setattr(WallClock, "screen", lambda self, *args: Timing(1.0, 0.125, 9, "wall"))
-    monkeypatch.setattr(WallClock, "prepare", lambda self, *args: (lambda: [1.0] * 5, "wall"))
+    def prepare(clock: WallClock, *rest: Any) -> tuple[Visit, str]:
+        latency = next(visits)
+        return (lambda: [latency * 0.99, latency, latency * 1.01]), "wall"
+
+    monkeypatch.setattr(WallClock, "screen", lambda *rest: Timing(next(screened), 0.125, 9, "wall"))
+    monkeypatch.setattr(WallClock, "prepare", prepare)
     configs = [{"factor": 2.0}, {"factor": 2.5}, {"factor": 3.0}]
     assert lab.autotune(lab.scale, configs)(16).config == configs[0]
-    lines = [line.split()[1] for line in (place / "autotuner.log").read_text().splitlines() if ": 1 ms +-" in line]
-    # Every candidate's time and spread are kept, of the second round too.
-    assert lines.count("measured") == 3 and lines.count("again") == 3
-
-    # In the first pass the second is faster, by noise; in turns it is not.
-    screened, prepared = iter([1.0, 0.95, 1.1]), iter([1.0, 1.05, 1.1])
-    monkeypatch.setattr(WallClock, "screen", lambda self, *args: Timing(next(screened), 0.1, 9, "wall"))
-
-    def prepare(self: Any, *args: Any) -> Any:
-        latency = next(prepared)
-        return lambda: [latency] * 5, "wall"
-
-    monkeypatch.setattr(WallClock, "prepare", prepare)
-    assert lab.autotune(lab.scale, configs, seed=1)(16).config == configs[0]
+    log = (place / "autotuner.log").read_text()
+    # Every candidate's time and spread are kept, of the rounds too.
+    assert log.count(" ms +- 12.5%") == 3
+    assert sorted(line.split()[-4] for line in log.splitlines() if " again " in line) == ["1", "1", "1.05"]
 
 
 def test_059_the_final_error_has_every_reason(lab: Any, place: Path) -> None:
