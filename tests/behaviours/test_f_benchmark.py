@@ -133,7 +133,7 @@ def test_058_the_fastest_of_a_second_round_and_of_equals_the_first(
     monkeypatch.setattr(WallClock, "screen", lambda *rest: Timing(next(screened), 0.125, 9, "wall"))
     monkeypatch.setattr(WallClock, "prepare", prepare)
     configs = [{"factor": 2.0}, {"factor": 2.5}, {"factor": 3.0}]
-    assert lab.autotune(lab.scale, configs)(16).config == configs[0]
+    assert lab.autotune(lab.scale, configs, rep=10)(16).config == configs[0]
     log = (place / "autotuner.log").read_text()
     # Every candidate's time and spread are kept, of the rounds too.
     assert log.count(" ms +- 12.5%") == 3
