@@ -180,8 +180,9 @@ class CompilePool:
 
     def close(self) -> None:
         """Stop all workers at once; what they compile fails, what waits is cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)  # first, or a worker that is stopped takes the next in the queue
         stop_all(self._everyone)
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown()
         for child in self._everyone:
             child.kill()
 
@@ -194,7 +195,12 @@ class CompilePool:
     def _compile(self, candidate: Candidate) -> Built | Failed:
         child = self._idle.get()
         try:
-            return _compile(candidate, child, self._workshop)
+            outcome = _compile(candidate, child, self._workshop)
+            if isinstance(outcome, Failed) and outcome.stage != "prune":
+                # What its factory left behind (a limit, half of a change) must not be the next one's failure; another worker is
+                # forked in milliseconds.
+                child.kill()
+            return outcome
         except OSError as error:  # a full disk costs one candidate
             return Failed("start", f"its folder cannot be used ({error.strerror})")
         finally:
