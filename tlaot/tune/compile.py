@@ -180,7 +180,8 @@ class CompilePool:
 
     def close(self) -> None:
         """Stop all workers at once; what they compile fails, what waits is cancelled."""
-        self._threads.shutdown(wait=False, cancel_futures=True)  # first, or a worker that is stopped takes the next in the queue
+        # First: a worker that is stopped would take the next one in the queue.
+        self._threads.shutdown(wait=False, cancel_futures=True)
         stop_all(self._everyone)
         self._threads.shutdown()
         for child in self._everyone:
