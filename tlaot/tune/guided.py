@@ -21,7 +21,7 @@ __all__ = ["Guided"]
 # Of the predicted times: how many standard deviations below is as fast as a candidate may be taken to be.
 SURENESS = 2.0
 # A candidate that would win by less is not worth a trial.
-WORTHWHILE = 0.015
+WORTHWHILE = 0.01
 # Of a shape that is not searched in full at least so many of the best predicted are tried.
 BEST_PREDICTED = 2
 # And so many of which the least is known, among those expected to be less than twice as slow as the best.
