@@ -141,7 +141,7 @@ def expand_kernel(
         },
         "where": kernel.where,
     }
-    answer = child.request(request, kernel.profile.compile_timeout)
+    answer = child.request(request, kernel.profile.compile_timeout, again=2)
     if isinstance(answer, Failed):
         return answer
     if "wrong" in answer:

@@ -324,7 +324,7 @@ def _open_packaged(output: Path, site: Site) -> None:
     workshop = site.workshop
     child = Child("tlaot.tune.measurer", ["cpu"], workshop.search_path, workshop.log, workshop.environ)
     try:
-        answer = child.request({"op": "open", "candidates": candidates}, 300)
+        answer = child.request({"op": "open", "candidates": candidates}, 300, again=2)
     finally:
         child.kill()
     if isinstance(answer, Failed):
