@@ -288,10 +288,10 @@ class _Final:
         shaken = contest.unsteadiness(winner)
         if shaken:
             self._distrust(f"the winner's time changed by {shaken:.0%} from round to round: the device was not steady")
-        if contest.uncertainty > 2 * TIE:
-            self.notes.append(
-                f"another may be faster by up to {contest.uncertainty:.1%}; more time may tell: decide-budget"
-            )
+        left = contest.uncertainty
+        if left > 2 * TIE:
+            much = f"by up to {left:.1%}" if left < 0.5 else "by far"
+            self.notes.append(f"another candidate may be faster {much}; more time may tell: decide-budget")
 
 
 def _fastest(results: Mapping[int, Measured | Failed]) -> int | None:
