@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..manifest import param_to_json
 from .child import Child, Failed
@@ -16,6 +17,10 @@ __all__ = ["Awake", "Measured", "ask", "candidate_request", "prepare", "read_tim
 
 # Starting a child imports what the device takes, on a machine that may be busy compiling.
 _START_TIMEOUT = 180.0
+
+# A reference may fail once because memory was short for a moment.
+_MOST_ATTEMPTS = 2
+_unprepared: WeakKeyDictionary[Child, tuple[str, int, Failed]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -44,9 +49,19 @@ def wake(child: Child) -> Awake | Failed:
 
 
 def prepare(child: Child, request: Mapping[str, Any], timeout: float) -> Failed | None:
-    """Make the workload's inputs and run its reference, unless this child has done so; None is success."""
+    """Make the workload's inputs and run its reference, unless this child has done so; None is success.
+
+    A child that it crashed or hung knows nothing of that; this remembers, so that not every candidate of a workload waits for it.
+    """
+    key, count, failure = _unprepared.get(child, ("", 0, Failed("", "")))
+    if key == request["key"] and count >= _MOST_ATTEMPTS:
+        return failure
     answer = ask(child, {**request, "op": "prepare"}, timeout)
-    return answer if isinstance(answer, Failed) else None
+    if not isinstance(answer, Failed):
+        _unprepared.pop(child, None)
+        return None
+    _unprepared[child] = request["key"], count + 1 if key == request["key"] else 1, answer
+    return answer
 
 
 def ask(child: Child, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:

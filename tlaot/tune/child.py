@@ -81,25 +81,29 @@ class Child:
         self._answers = -1
         self._buffer = b""
         self._number = 0
+        self._shot = False  # by somebody else, during the last request
         self._state, self._stopped = threading.Lock(), False
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._drained = 0
 
-    def request(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:
+    def request(self, request: Mapping[str, Any], timeout: float, again: int = 0) -> dict[str, Any] | Failed:
         """Send a request and wait for its answer.
 
         Args:
             request: A JSON object.
             timeout: Seconds after which the child is killed.
+            again: How often to ask another child when this one was killed from outside; for what no candidate answers for.
 
         Returns:
             The answer, or why there is none. A child that died is replaced at the next request.
         """
         self._number += 1
+        self._shot = False
         try:
-            return self._ask(json.dumps({"number": self._number, "request": request}).encode(), timeout)
+            answer = self._ask(json.dumps({"number": self._number, "request": request}).encode(), timeout)
         finally:
             self._drain()
+        return self.request(request, timeout, again - 1) if self._shot and again > 0 else answer
 
     def _ask(self, message: bytes, timeout: float) -> dict[str, Any] | Failed:
         if self._stopped:
@@ -223,6 +227,7 @@ class Child:
         self.kill()
         if self._stopped:
             return Failed(stage, "it was stopped")
+        self._shot = code == -signal.SIGKILL
         if code is not None and code < 0:
             what = f"crashed with {signal.Signals(-code).name}"
         else:

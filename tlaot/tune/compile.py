@@ -141,7 +141,7 @@ def expand_kernel(
         },
         "where": kernel.where,
     }
-    answer = child.request(request, kernel.profile.compile_timeout)
+    answer = child.request(request, kernel.profile.compile_timeout, again=2)
     if isinstance(answer, Failed):
         return answer
     if "wrong" in answer:
@@ -180,8 +180,10 @@ class CompilePool:
 
     def close(self) -> None:
         """Stop all workers at once; what they compile fails, what waits is cancelled."""
+        # First: a worker that is stopped would take the next one in the queue.
+        self._threads.shutdown(wait=False, cancel_futures=True)
         stop_all(self._everyone)
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown()
         for child in self._everyone:
             child.kill()
 
@@ -194,7 +196,12 @@ class CompilePool:
     def _compile(self, candidate: Candidate) -> Built | Failed:
         child = self._idle.get()
         try:
-            return _compile(candidate, child, self._workshop)
+            outcome = _compile(candidate, child, self._workshop)
+            if isinstance(outcome, Failed) and outcome.stage != "prune":
+                # What its factory left behind (a limit, half of a change) must not be the next one's failure; another worker is
+                # forked in milliseconds.
+                child.kill()
+            return outcome
         except OSError as error:  # a full disk costs one candidate
             return Failed("start", f"its folder cannot be used ({error.strerror})")
         finally:

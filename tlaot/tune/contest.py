@@ -79,7 +79,7 @@ class Contest:
     """A contest among finalists.
 
     Args:
-        finalists: Their indices, at least one.
+        finalists: Their indices, the likeliest first.
         preferred: Indices that win a tie, the first before the second.
         bursts: Whether others may take the processor for a while; then a visit counts by its lower quartile, and not its median.
         seed: Of the orders.
@@ -88,7 +88,7 @@ class Contest:
     def __init__(
         self, finalists: Sequence[int], *, preferred: Sequence[int] = (), bursts: bool = False, seed: int = 0
     ) -> None:
-        self.alive = sorted(finalists)
+        self.alive = list(finalists)
         self._preferred = list(preferred)
         self._bursts = bursts
         self._random = random.Random(seed)
@@ -146,8 +146,9 @@ class Contest:
 
     def winner(self) -> int:
         """The best; of equal ones the first that is preferred, then the steadiest, then the first."""
-        behind = self._behind()
-        leader = self._leader()
+        behind, leader = self._behind(), self._leader()
+        if not self.rounds:
+            return leader
         equal = [leader, *(i for i, (ahead, width) in behind.items() if ahead <= TIE and ahead - width <= 0)]
 
         def rank(index: int) -> tuple[int, float, int]:

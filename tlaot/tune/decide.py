@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from .asking import Awake, Measured, ask, candidate_request, prepare, read_timing, wake, workload_request
 from .child import Child, Failed
-from .contest import Contest, choose_finalists
+from .contest import TIE, Contest, choose_finalists
 from .device_lock import exclusive
 from .nvml import open_nvml
 from .plan import Candidate, Workload, canonical
@@ -83,15 +83,19 @@ def decide(
     if isinstance(awake, Failed):
         what = f"the finalists could not be timed again: {awake.stage}: {awake.reason}"
         return Decision(outcome, _fastest(outcome), None, False, (what,))
+    final = _Final(workload, outcome, child, preferred, journal, awake.pid)
+    surroundings = _Surroundings(workload, child, awake, journal, final.processes)
+    if not workload.target.is_cuda:
+        surroundings.await_quiet()  # without the lock: what others wait for with it may be what they are waited for
     with exclusive(awake.device, journal.say) as exclusion:
-        final = _Final(workload, outcome, child, preferred, journal, awake.pid)
-        surroundings = _Surroundings(workload, child, awake, journal, final.processes)
-        surroundings.await_quiet()
+        if workload.target.is_cuda:
+            surroundings.await_quiet()  # with it: others that measure are no load that ends by waiting
         winner = final.decide()
         surroundings.look_back()
         reference = _time_reference(workload, outcome, child)
     notes = tuple(dict.fromkeys([*filter(None, [exclusion.note]), *surroundings.notes, *final.notes]))
-    return Decision(outcome, winner, reference, final.steady and surroundings.quiet, notes)
+    trusted = final.steady and surroundings.quiet and not exclusion.shared
+    return Decision(outcome, winner, reference, trusted, notes)
 
 
 class _Surroundings:
@@ -126,7 +130,7 @@ class _Surroundings:
         if what is not None and self.quiet:
             self._distrust(what)
         if self._watch is not self._cpu and (load := self._cpu.since()) is not None:
-            self.notes.append(f"{load} meanwhile, which a GPU's own clock does not show")
+            self.notes.append(f"{load} meanwhile; a GPU's own clock does not show that")
 
     def _distrust(self, what: str) -> None:
         self.quiet = False
@@ -218,8 +222,7 @@ class _Final:
                     continue
                 failures += 1
                 if failures > 1:
-                    self.notes.append(f"the finalists could not be timed to the end: {answer.stage}: {answer.reason}")
-                    self.steady = False
+                    self._distrust(f"the finalists could not be timed to the end: {answer.stage}: {answer.reason}")
                     return
                 continue
             for index, samples in answer["visits"]:
@@ -264,8 +267,16 @@ class _Final:
             "candidate": candidate_request(result.built),
             "deterministic": True,
         }
+        awake = wake(self._child)
+        if isinstance(awake, Failed):
+            self._distrust(f"the winner could not be run again: {awake.stage}: {awake.reason}")
+            return None
         answer = ask(self._child, request, kernel.profile.timeout)
         return answer if isinstance(answer, Failed) else None
+
+    def _distrust(self, note: str) -> None:
+        self.notes.append(note)
+        self.steady = False
 
     def _fail(self, index: int, failure: Failed) -> None:
         result = self._results[index]
@@ -276,14 +287,11 @@ class _Final:
     def _remark(self, contest: Contest, winner: int) -> None:
         shaken = contest.unsteadiness(winner)
         if shaken:
-            self.notes.append(
-                f"the winner's time changed by {shaken:.0%} between rounds; something else used the device"
-            )
-            self.steady = False
-        if contest.uncertainty > 0.01:
-            self.notes.append(
-                f"another candidate may be faster by up to {contest.uncertainty:.1%}: the budget was spent"
-            )
+            self._distrust(f"the winner's time changed by {shaken:.0%} from round to round: the device was not steady")
+        left = contest.uncertainty
+        if left > 2 * TIE:
+            much = f"by up to {left:.1%}" if left < 0.5 else "by far"
+            self.notes.append(f"another candidate may be faster {much}; more time may tell: decide-budget")
 
 
 def _fastest(results: Mapping[int, Measured | Failed]) -> int | None:

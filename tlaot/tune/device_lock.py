@@ -29,10 +29,12 @@ class Exclusion:
 
     Attributes:
         note: Why others may measure at the same time nevertheless; None where they may not.
+        shared: Whether another one holds the device.
     """
 
     def __init__(self) -> None:
         self.note: str | None = None
+        self.shared = False
 
 
 # Descriptors of locks that are held: a process that is forked meanwhile must not keep them.
@@ -66,6 +68,7 @@ def exclusive(
         _held.add(descriptor)
     try:
         if not _wait(descriptor, device, say, longest_wait):
+            exclusion.shared = True
             exclusion.note = f"another process has held {device} for {longest_wait:g} s; measured beside it"
         yield exclusion
     finally:

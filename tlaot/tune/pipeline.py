@@ -363,7 +363,7 @@ def _open_packaged(output: Path, site: Site) -> None:
     ]
     child = site.workshop.measurer("cpu")
     try:
-        answer = child.request({"op": "open", "candidates": candidates}, 300)
+        answer = child.request({"op": "open", "candidates": candidates}, 300, again=2)
     finally:
         child.kill()
     if isinstance(answer, Failed):

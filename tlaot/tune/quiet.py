@@ -27,6 +27,8 @@ _STOLEN = 0.05
 # NVML's readings are of the past second, in which this build used the GPU itself.
 _GPU_MEMORY = 1.2
 
+_SAMPLE_PERIOD = 0.25
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 4.0
 
 # Seconds that this process has waited for each device.
@@ -153,7 +155,9 @@ class GpuWatch:
         self._last = time.time()
 
     def foreign(self) -> str | None:
-        return self._interrupted() or self._strangers_at_work()
+        what = self._interrupted() or self._strangers_at_work()
+        self._last = time.time() + _SAMPLE_PERIOD  # the driver's first sample after this is of the time before
+        return what
 
     def since(self) -> str | None:
         start, self._last = self._last, time.time()
