@@ -159,7 +159,7 @@ class _Run:
         self._threads = ThreadPoolExecutor(len(stand.children), thread_name_prefix="tlaot-screen")
         jobs = stand.pool.jobs
         # Enough to keep the device busy, and few enough that what is learnt steers what is compiled.
-        self._ahead = 4 * jobs if stand.overlap else max(32, 8 * jobs)
+        self._ahead = 2 * jobs if stand.overlap else max(32, 8 * jobs)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
