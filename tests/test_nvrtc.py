@@ -296,6 +296,26 @@ def test_forked_processes_share_precompiled_headers(tmp_path: Path, compiler: Cu
     assert sorted(path.suffix for path in (tmp_path / "headers").iterdir()) == [".lock", ".pch"]
 
 
+def test_headers_among_declarations_are_precompiled_too(tmp_path: Path, compiler: CudaCompiler) -> None:
+    """As TVM writes its sources."""
+    needs_precompiled_headers(compiler)
+    scattered = """
+#ifdef __CUDACC_RTC__
+  #include <cuda/std/cstdint>
+  using cuda::std::uint16_t;
+#else
+  #include <cstdint>
+#endif
+"""
+    script = FORKS.replace('folder / "headers")', 'folder / "headers", sys.argv[2] + SOURCE)')
+    made = in_a_process(script, tmp_path, scattered)
+    assert [row["headers"] for row in made] == [["using"]] * 3
+    assert {row["maker"] for row in made} == {f"nvrtc {compiler.version}"}
+    ours = bytes.fromhex(made[0]["data"])
+    theirs = compile_cuda(scattered + SOURCE, TARGET, (), tmp_path, 120, replace(compiler, nvrtc=""))
+    assert code(ours) == code(theirs.data)
+
+
 def test_a_process_of_another_lineage_makes_do_without(tmp_path: Path, compiler: CudaCompiler) -> None:
     needs_precompiled_headers(compiler)
     in_a_process(FORKS, tmp_path)
