@@ -28,6 +28,11 @@ def twice(a):
     with open(os.environ["MISBEHAVE"] + "/reference", "a") as file:
         file.write("x")
     return a * 2
+
+
+def hang(a):
+    import time
+    time.sleep(600)
 """
 
 

@@ -182,6 +182,27 @@ def test_a_reference_that_fails_fails_every_candidate_alike(scene: Scene) -> Non
     assert {f.reason for f in failures if isinstance(f, Failed)} == {failures[0].reason}  # type: ignore[union-attr]
 
 
+def test_a_reference_that_hangs_is_not_waited_for_by_every_candidate(scene: Scene) -> None:
+    for _ in range(6):
+        scene.add(100)
+    scene.kernel = replace(scene.kernel, reference="authors:hang", profile=replace(PROFILE, timeout=2.0))
+    timeouts = []
+    ask = scene.child.request
+    scene.child.request = lambda request, timeout: timeouts.append(request["op"]) or ask(request, timeout)  # type: ignore[method-assign,func-returns-value]
+    failures = list(scene.screen().values())
+    assert all(isinstance(f, Failed) and f.stage == "prepare" and "timed out" in f.reason for f in failures)
+    assert timeouts.count("prepare") == 2 and "measure" not in timeouts
+
+
+def test_without_a_budget_screening_decides(scene: Scene) -> None:
+    for spin in (5000, 500):
+        scene.add(spin)
+    scene.kernel = replace(scene.kernel, profile=replace(PROFILE, decide_budget=0.0))
+    results = scene.screen()
+    decision = scene.decide(results)
+    assert decision.winner_index == 1 and decision.results == results and not scene.log.again
+
+
 class Busy:
     """A watch that says what it is told to."""
 
