@@ -348,11 +348,8 @@ def bind_sizes(params: Sequence[Param], arrays: Sequence[Any], where: str) -> di
             sizes.setdefault(d, s) if isinstance(d, str) else d for d, s in zip(param.shape, shape, strict=False)
         )
         if len(shape) != len(param.shape) or shape != expected:
-            raise SpecError(
-                where,
-                f"tensor {param.name} has shape {shape}, the kernel takes {param.shape}",
-                "Mend the inputs function.",
-            )
+            what = f"tensor {param.name} has shape {shape}, the kernel takes {param.shape}"
+            raise SpecError(where, what, "Mend the inputs function.")
     return sizes
 
 
