@@ -101,26 +101,3 @@ def clean_environ() -> dict[str, str]:
         for key, value in os.environ.items()
         if not key.startswith("TLAOT_") and key not in ("PYTHONPATH", "SOURCE_DATE_EPOCH")
     }
-
-
-_exit_status = 0
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    global _exit_status
-    _exit_status = int(exitstatus)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave without the interpreter's teardown where a compiler is in this process: its objects outlive their library there.
-
-    Seen with all of the suite in one process: every test had passed and reported, then a segmentation fault.
-    """
-    import os
-    import sys
-
-    if "tvm" in sys.modules or "tilelang" in sys.modules:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(_exit_status)
