@@ -235,6 +235,24 @@ def test_a_failed_reference_is_not_run_for_every_candidate(session: Session) -> 
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize(("kept", "runs"), [(1 << 30, 2), (0, 4)])
+def test_workloads_that_are_come_back_to_are_as_they_were(
+    session: Session, monkeypatch: pytest.MonkeyPatch, kept: int, runs: int
+) -> None:
+    """Their references have run, as long as what they gave is little."""
+    monkeypatch.setattr(measurer, "_KEPT_BYTES", kept)
+    ran: list[int] = []
+
+    def reference(a: Any, b: Any) -> Any:
+        ran.append(1)
+        return a + b
+
+    for key in ("1", "2", "1", "1", "2"):
+        assert session.ask(add, (A, B, C), (2,), reference=reference, key=key)
+        assert session.wrong(subtract, (A, B, C), (2,), reference=reference, key=key)
+    assert len(ran) == runs
+
+
 def test_a_judge_that_breaks_while_judging_is_the_workloads_fault(session: Session) -> None:
     def judge(a: Any, b: Any, c: Any) -> Any:
         if np.isnan(c).any():

@@ -30,6 +30,9 @@ from .timing import Clock, CudaClock, Visit, WallClock
 
 Announce = Callable[[str], None]
 
+# Bytes of inputs and expected outputs that are kept for workloads that are not in hand.
+_KEPT_BYTES = 1 << 30
+
 
 class WrongResult(Exception):
     """A candidate ran and its output is not the reference's."""
@@ -41,6 +44,7 @@ class Measurer:
     def __init__(self, device: str) -> None:
         self._device = device
         self._bench: Bench | None = None
+        self._benches: dict[str, Bench] = {}
         self._broken: tuple[str, SpecError] | None = None
         self._clocks: dict[str, Clock] = {}
         self._visits: dict[tuple[int, str], tuple[Visit, str]] = {}
@@ -50,7 +54,7 @@ class Measurer:
     def answer(self, request: Mapping[str, Any], announce: Announce) -> Mapping[str, Any]:
         """Answer a request.
 
-        ``wake``: say which device and workload this is, having imported what it takes. ``prepare``: make the inputs and run the reference.
+        ``wake``: say which device and process this is, having imported what it takes. ``prepare``: make the inputs and run the reference.
         ``probe``: time equal pieces of work, to see whether others use the device.
         ``measure``: check one candidate if asked to, and time it shortly. ``check``: check it only. ``rounds``: take the samples of
         several candidates in turns. ``reference``: time that. ``open``: load packaged files, which needs no device.
@@ -84,7 +88,7 @@ class Measurer:
                 load_function(Path(candidate["path"]), FileDigest(**candidate["digest"]))
             return {"opened": len(request["candidates"])}
         if op == "wake":
-            return {"device": self._wake(), "key": None if self._bench is None else self._bench.key, "pid": os.getpid()}
+            return {"device": self._wake(), "pid": os.getpid()}
         if op == "probe":
             announce("probe")
             return {"times": self._clock("auto").probe()}
@@ -134,14 +138,22 @@ class Measurer:
                 None
             )  # a slow reference that failed is not run again for every candidate
         if self._bench is None or self._bench.key != key:
-            self._bench, self._broken, self._tensors = None, None, None
+            self._bench, self._broken, self._tensors = self._benches.pop(key, None), None, None
             self._visits.clear()
-            try:
-                self._bench = make_bench(self._device, request)
-            except SpecError as error:
-                self._broken = key, error
-                raise
+            if self._bench is None:
+                self._make_room()
+                try:
+                    self._bench = make_bench(self._device, request)
+                except SpecError as error:
+                    self._broken = key, error
+                    raise
+            self._benches[key] = self._bench  # the last used one is the last
         return self._bench
+
+    def _make_room(self) -> None:
+        """Workloads are screened one after the other and decided later: keep what was made for them, if it is little."""
+        while self._benches and sum(map(_size_of, self._benches.values())) > _KEPT_BYTES:
+            del self._benches[next(iter(self._benches))]
 
     def _clock(self, backend: str) -> Clock:
         if backend not in self._clocks:
@@ -200,6 +212,12 @@ class Measurer:
         except RuntimeError:
             return True
         return False
+
+
+def _size_of(bench: Bench) -> int:
+    """Bytes of the tensors that a bench holds: inputs, the reference's copies of them, and what is expected."""
+    tensors = [*bench.pristine, *bench.pristine, *(bench.expected or {}).values()]
+    return sum(int(getattr(tensor, "nbytes", 0)) for tensor in tensors)
 
 
 def _load(candidate: Mapping[str, Any], announce: Announce) -> Callable[..., Any]:
