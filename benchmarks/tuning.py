@@ -37,16 +37,15 @@ from tuning_shared import (
     Config,
     TaskFailed,
     Times,
-    best_of,
     brief,
     busy_cpus,
     distrusts,
     judge_load,
     microseconds,
     print_systems,
-    regret,
     spinning,
     text_of,
+    times_of,
 )
 
 TASKS = Path(__file__).with_name("tuning_tasks.py")
@@ -93,13 +92,12 @@ class Truth:
                 made = self._bench.run("retime", shapes=missing, configs=CONFIGS, rounds=self._rounds)
             except TaskFailed as error:
                 self._bench.note(str(error))
-                return [{} for _ in shapes]
+                return [Times() for _ in shapes]
             self._found.update((text_of(one["shape"]), one) for one in made)
             self._bench.keep("times", list(self._found.values()))
             if self._table_file is not None:
                 Bench(TASKS, self._table_file, Path()).keep("times", list(self._found.values()))
-        tables = [self._found[text_of(shape)]["times"] for shape in shapes]
-        return [{text_of(row["config"]): row.get("median") for row in table} for table in tables]
+        return [times_of(self._found[text_of(shape)]["times"]) for shape in shapes]
 
 
 def compare_systems(bench: Bench, truth: Truth, sizes: Sequence[int], runs: int, tilelang_runs: int) -> None:
@@ -147,16 +145,18 @@ def compare_many_shapes(bench: Bench, truth: Truth, search: str, target: str) ->
         bench.keep("single", single)
     except TaskFailed as error:
         bench.note(str(error))
-    rows = []
-    for position, (shape, times) in enumerate(zip(SHAPES, truth.of(SHAPES), strict=True)):
+    all_times = truth.of(SHAPES)
+    rows: list[list[Any]] = []
+    for position, (shape, times) in enumerate(zip(SHAPES, all_times, strict=True)):
         winner = together.get("winners", {}).get(text_of(shape))
         alone = single[position] if single else {}
         rows.append(
-            ["x".join(map(str, shape.values())), microseconds(best_of(times)), "-" if winner is None else brief(winner),
-             regret(times, winner), brief(alone.get("config", {})), regret(times, alone.get("config")), alone.get("wall")]
+            ["x".join(map(str, shape.values())), microseconds(times.best), "-" if winner is None else brief(winner),
+             times.regret(winner), brief(alone.get("config", {})), times.regret(alone.get("config")), alone.get("wall")]
         )  # fmt: skip
     head = ["M x N x K", "best us", "winner together", "regret", "winner alone", "regret", "wall alone s"]
-    bench.table(f"{len(SHAPES)} shapes x {len(CONFIGS)} configs", head, rows)
+    noisiest = max(all_times, key=lambda times: times.error)
+    bench.table(f"{len(SHAPES)} shapes x {len(CONFIGS)} configs, {noisiest.precision} or better", head, rows)
     for name, column in (("together", 3), ("alone", 5)):
         known = [row[column] for row in rows if row[column] is not None]
         if known:

@@ -31,7 +31,6 @@ from tuning_shared import (
     Bench,
     Config,
     TaskFailed,
-    Times,
     brief,
     busy_cpus,
     judge_load,
@@ -41,11 +40,12 @@ from tuning_shared import (
     summarize,
     text_of,
     time_interleaved,
+    times_of,
 )
 
 TARGET = "x86-64-v3"
 WARMUP, REP = 25, 100
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+TOLERANCE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 _SAMPLE_MS = 4.0
 
 SHAPES: dict[str, Config] = {"matmul": {"M": 512, "N": 512, "K": 512}, "softmax": {"M": 1024, "N": 4096}}
@@ -229,7 +229,12 @@ def tune_under_load(bench: Bench) -> dict[str, Any]:
     return {"every processor": found}
 
 
-TASKS = {"tune_with_loop": tune_with_loop, "tune_with_tlaot": tune_with_tlaot, "retime": retime, "device": device}
+TASKS: dict[str, Callable[..., Any]] = {
+    "tune_with_loop": tune_with_loop,
+    "tune_with_tlaot": tune_with_tlaot,
+    "retime": retime,
+    "device": device,
+}
 
 
 def main() -> None:
@@ -253,10 +258,12 @@ def main() -> None:
         summary = bench.run("retime", kernels=list(SHAPES), rounds=options.rounds)
         bench.keep("times", summary)
         for kernel, by_config in summary.items():
-            times: Times = {config: one["median"] for config, one in by_config.items()}
+            times = times_of(by_config)
             mine = [run for run in made if run["kernel"] == kernel]
             shape = "x".join(map(str, SHAPES[kernel].values()))
-            print_systems(bench, f"{kernel} {shape}, {len(times)} configs, llvm:{TARGET}, cold", times, mine, "loop")
+            print_systems(
+                bench, f"{kernel} {shape}, {len(times.medians)} configs, llvm:{TARGET}, cold", times, mine, "loop"
+            )
             quiet = [run["config"] for run in mine if run["system"] == "tlaot"]
             if kernel == "matmul" and quiet:
                 judge_load(bench, "matmul under load", times, quiet[0], loaded, 0.03)

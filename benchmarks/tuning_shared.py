@@ -15,18 +15,53 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
 Config = dict[str, Any]
-# Of one workload: median ms of every config, by the config as text; None for one that does not compile.
-Times = dict[str, "float | None"]
+
+
+@dataclass(frozen=True)
+class Times:
+    """The re-timed times of one workload.
+
+    Attributes:
+        medians: ms of every config that compiles, by the config as text.
+        error: Relative standard error of such a median, the middle one of all configs'.
+    """
+
+    medians: Mapping[str, float] = field(default_factory=dict)
+    error: float = float("nan")
+
+    @property
+    def best(self) -> float:
+        return min(self.medians.values(), default=float("nan"))
+
+    def of(self, config: Mapping[str, Any] | None) -> float | None:
+        return None if config is None else self.medians.get(text_of(config))
+
+    def regret(self, config: Mapping[str, Any] | None) -> float | None:
+        """The time of a config over that of the best; None where it has none."""
+        time = self.of(config)
+        return None if time is None else time / self.best
+
+    @property
+    def precision(self) -> str:
+        """How well they are known, and a warning where that is not well enough to speak of regrets."""
+        text = f"re-timed to +-{self.error:.2%}"
+        return text + (", TOO NOISY for regrets to mean anything" if self.error > _NOISY else "")
+
 
 # Words of a tuner that does not trust its own measurement, and of one that noticed what could disturb it.
 _DISTRUST = re.compile(r"trust|something else used", re.IGNORECASE)
-_NOTICED = re.compile(r"other process|another process|kept .* busy|waiting up to|quota", re.IGNORECASE)
+_NOTICED = re.compile(r"other process|another process|kept .* busy|for that to end|quota", re.IGNORECASE)
+
+
+# A standard error above which two configs within some percent of each other cannot be told apart.
+_NOISY = 0.01
 
 
 class TaskFailed(Exception):
@@ -153,23 +188,21 @@ def time_interleaved(
 
 
 def summarize(samples: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Median and half the interquartile range over the median, by name."""
+    """Median and its relative standard error, from the interquartile range, by name."""
     summary = {}
     for name, values in samples.items():
         median = statistics.median(values)
         low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (median, median, median)
-        summary[name] = {"median": median, "spread": (high - low) / 2 / median}
+        # Of a normal distribution, whose interquartile range is 1.349 standard deviations.
+        error = 1.253 * (high - low) / 1.349 / len(values) ** 0.5
+        summary[name] = {"median": median, "error": error / median}
     return summary
 
 
-def best_of(times: Times) -> float:
-    return min((time for time in times.values() if time is not None), default=float("nan"))
-
-
-def regret(times: Times, config: Mapping[str, Any] | None) -> float | None:
-    """The re-timed time of a config over that of the best; None where it has none."""
-    time = None if config is None else times.get(text_of(config))
-    return None if time is None else time / best_of(times)
+def times_of(summary: Mapping[str, Mapping[str, float]]) -> Times:
+    """What :func:`summarize` found, for tables."""
+    error = statistics.median(one["error"] for one in summary.values()) if summary else float("nan")
+    return Times({name: one["median"] for name, one in summary.items()}, error)
 
 
 @contextmanager
@@ -206,12 +239,12 @@ def print_systems(bench: Bench, title: str, times: Times, runs: Sequence[dict[st
     base_wall = statistics.median(walls) if walls else float("nan")
     rows = []
     for run in runs:
-        run["retimed"], run["regret"] = times.get(text_of(run["config"])), regret(times, run["config"])
+        run["retimed"], run["regret"] = times.of(run["config"]), times.regret(run["config"])
         own, retimed = microseconds(run["latency"]), microseconds(run["retimed"])
         ratio = run["wall"] / base_wall
         rows.append([run["run"], run["system"], run["wall"], ratio, brief(run["config"]), own, retimed, run["regret"]])
     head = ["run", "system", "wall s", f"x {base}", "winner", "its own us", "re-timed us", "regret"]
-    bench.table(f"{title}; the best is {microseconds(best_of(times))} us", head, rows)
+    bench.table(f"{title}; the best is {microseconds(times.best)} us, {times.precision}", head, rows)
     for system in dict.fromkeys(run["system"] for run in runs):
         mine = [run for run in runs if run["system"] == system]
         wall = statistics.median(run["wall"] for run in mine)
@@ -232,12 +265,12 @@ def judge_load(bench: Bench, title: str, times: Times, quiet: Config, runs: Mapp
         runs: By load: the tuning's result, or what failed as text.
         within: How much slower a winner may be to count as equal, 0.01 for 1 %.
     """
-    rows = []
+    rows: list[list[Any]] = []
     for load, found in runs.items():
         if isinstance(found, str):
             rows.append([load, None, None, None, f"failed: {found.splitlines()[0]}", ""])
             continue
-        mine, theirs = regret(times, found["config"]), regret(times, quiet)
+        mine, theirs = times.of(found["config"]), times.of(quiet)
         over = None if mine is None or theirs is None else mine / theirs
         same = over is not None and over <= 1 + within
         verdict = f"within {within:.0%}" if same else "NOT the quiet winner's equal"
@@ -248,7 +281,7 @@ def judge_load(bench: Bench, title: str, times: Times, quiet: Config, runs: Mapp
             verdict += ", and does not say that it cannot be trusted"
         rows.append([load, found["wall"], brief(found["config"]), over, verdict, said[0][:160] if said else ""])
     head = ["load", "wall s", "winner", "re-timed x quiet winner", "verdict", "what the tuner says"]
-    bench.table(title, head, rows)
+    bench.table(f"{title}; {times.precision}", head, rows)
 
 
 @contextmanager

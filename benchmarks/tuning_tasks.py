@@ -17,7 +17,7 @@ from tuning_shared import Config, listening, serve_task, summarize, text_of, tim
 
 # The same for both systems. TileLang counts calls, tlaot ms of kernel time.
 WARMUP, REP = 25, 100
-CHECK = {"rtol": 1e-2, "atol": 1e-2, "max_mismatched_ratio": 0.01, "skip_check": False}
+CHECK: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2, "max_mismatched_ratio": 0.01, "skip_check": False}
 
 _TIMED_MS, _MOST_CALLS = 0.5, 10
 
@@ -134,8 +134,7 @@ def retime(shapes: Sequence[Config], configs: Sequence[Config], rounds: int) -> 
         start = time.perf_counter()
         timers = _graph_timers(torch, shape, configs, mine, flush)
         summary = summarize(time_interleaved(timers, rounds, seed=number))
-        table = [{"config": dict(config), **summary.get(text_of(config), {})} for config in configs]
-        found.append({"shape": dict(shape), "times": table, "seconds": time.perf_counter() - start})
+        found.append({"shape": dict(shape), "times": summary, "seconds": time.perf_counter() - start})
         del timers
         torch.cuda.empty_cache()
     return found
@@ -216,7 +215,7 @@ def load_gpu() -> None:
         Path("ready").touch()
 
 
-TASKS = {
+TASKS: dict[str, Callable[..., Any]] = {
     "tune_with_tilelang": tune_with_tilelang,
     "tune_with_tlaot": tune_with_tlaot,
     "build": build,
