@@ -234,7 +234,7 @@ class _Final:
             contest.drop_slower()
 
     def _sample(self, alive: Sequence[int], orders: Sequence[Sequence[int]], warm: bool) -> dict[str, Any] | Failed:
-        finalists = [result for index in alive if isinstance(result := self._results[index], Measured)]
+        finalists = [result for index in sorted(alive) if isinstance(result := self._results[index], Measured)]
         profile = self._workload.kernel.profile
         request = workload_request(self._workload, finalists[0].built)
         # A child that died has made nothing yet.
