@@ -40,6 +40,10 @@ def scale(N, mode="plain"):
         time.sleep(600)
     if mode == "crash":
         os.kill(os.getpid(), 11)
+    if mode == "kill server" and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getppid(), 9)
+        time.sleep(60)
     if mode == "raise":
         raise ValueError("no such mode")
     a = te.placeholder((N,), "float32", name="A")
@@ -118,6 +122,14 @@ def test_a_hang_or_crash_costs_that_candidate(workshop: Workshop) -> None:
 
 
 @needs_tvm
+def test_a_killed_fork_server_costs_no_candidate(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workshop.log.parent)
+    outcomes = compile_candidates(scale("kill server", "plain", "plain"), "tvm", workshop, lambda *_: None)
+    assert Path("killed").exists()
+    assert all(isinstance(outcome, Built) for outcome in outcomes), outcomes
+
+
+@needs_tvm
 def test_closing_a_pool_does_not_wait(workshop: Workshop) -> None:
     pool = CompilePool("tvm", LLVM, workshop)
     pool.submit(scale("plain")[0]).result(120)
@@ -191,7 +203,7 @@ def test_equal_device_code_is_compiled_once_by_all_who_come_at_once(
 ) -> None:
     compiled: list[Path] = []
 
-    def compile_slowly(source: str, target: Any, flags: Any, out: Path, *rest: Any) -> Cubin:
+    def compile_slowly(source: str, target: Any, flags: Any, out: Path, *rest: Any, **more: Any) -> Cubin:
         compiled.append(out)
         time.sleep(0.3)
         return Cubin(b"\x7fELF" + source.encode(), 32, 0, 128, "log")

@@ -53,6 +53,8 @@ def _has_gpu() -> bool:
 class Inline:
     """A child that is no process: requests and answers pass through JSON all the same."""
 
+    lost = False
+
     def __init__(self, module: str, arguments: Sequence[str], *rest: Any) -> None:
         if module == "tlaot.tune.worker":
             from tlaot.tune.worker import Worker
@@ -63,7 +65,7 @@ class Inline:
 
             self._answer = Measurer(arguments[0]).answer
 
-    def request(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:
+    def request(self, request: Mapping[str, Any], timeout: float, again: int = 0) -> dict[str, Any] | Failed:
         stages = ["start"]
         try:
             return _through_json(self._answer(_through_json(request), stages.append))

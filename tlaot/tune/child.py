@@ -85,6 +85,7 @@ class Child:
         self._state, self._stopped = threading.Lock(), False
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._drained = 0
+        self.lost = False
 
     def request(self, request: Mapping[str, Any], timeout: float, again: int = 0) -> dict[str, Any] | Failed:
         """Send a request and wait for its answer.
@@ -95,9 +96,11 @@ class Child:
             again: How often to ask another child when this one was killed from outside; for what no candidate answers for.
 
         Returns:
-            The answer, or why there is none. A child that died is replaced at the next request.
+            The answer, or why there is none. A child that died is replaced at the next request; ``lost`` says whether it died
+            because somebody killed the fork server.
         """
         self._number += 1
+        self.lost = False
         self._shot = False
         try:
             answer = self._ask(json.dumps({"number": self._number, "request": request}).encode(), timeout)
@@ -223,7 +226,9 @@ class Child:
 
     def _bury(self, stage: str, what: str) -> Failed:
         # Where there is no status it closed its pipe and lives on; kill() ends it.
-        code = None if self._process is None else self._process.wait(_PATIENCE)
+        process = self._process
+        code = None if process is None else process.wait(_PATIENCE)
+        self.lost = process is not None and process.lost
         self.kill()
         if self._stopped:
             return Failed(stage, "it was stopped")

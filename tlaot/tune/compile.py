@@ -197,6 +197,8 @@ class CompilePool:
         child = self._idle.get()
         try:
             outcome = _compile(candidate, child, self._workshop)
+            if child.lost:  # that a fork server was killed is no fault of its children, or of one of them at most
+                outcome = _compile(candidate, child, self._workshop)
             if isinstance(outcome, Failed) and outcome.stage != "prune":
                 # What its factory left behind (a limit, half of a change) must not be the next one's failure; another worker is
                 # forked in milliseconds.

@@ -60,6 +60,7 @@ class Forked:
     def __init__(self, pid: int, born: int, status: socket.socket, closed: Callable[[], None]) -> None:
         self.pid = pid
         self.born = born
+        self.lost = False
         self._status = status
         self._closed = closed
         self._code: int | None = None
@@ -75,6 +76,7 @@ class Forked:
         except OSError:
             said = b""
         # A server that is gone has taken its children along.
+        self.lost = not said
         self._code = int(json.loads(said)["code"]) if said else -signal.SIGKILL
         return self._code
 

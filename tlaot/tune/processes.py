@@ -32,7 +32,13 @@ class Root(Protocol):
 
 
 class Process(Root, Protocol):
-    """A process that this one started."""
+    """A process that this one started.
+
+    Attributes:
+        lost: Whether it went with the process that it was forked from, through no fault of its own.
+    """
+
+    lost: bool
 
     def wait(self, timeout: float) -> int | None:
         """Its exit status, a signal's number negated; None when it still runs after so many seconds."""
@@ -48,6 +54,7 @@ class Spawned:
         self._process = process
         self.pid = process.pid
         self.born = started_at(process.pid)
+        self.lost = False
 
     def wait(self, timeout: float) -> int | None:
         try:
