@@ -97,6 +97,8 @@ def build_package(
     with _open_site(spec, source_root, settings, log) as site:
         groups = _choose_groups(spec, site)
         winners = [winner for group in groups for winner in _tune_group(group, _equip(site, group))]
+        for left in output.parent.glob(f".{output.name}.*"):  # of a build that was killed; it would get into the wheel
+            shutil.rmtree(left, ignore_errors=True)
         files = write_package(output, spec.package, __version__, winners, settings.keep)
         _open_packaged(output, site)
     size = sum((output / file).stat().st_size for file in files)

@@ -47,3 +47,5 @@ def hold_project(project: Path, say: Callable[[str], None]) -> None:
     _held[folder] = handle
     for left in folder.glob("run-*"):
         shutil.rmtree(left, ignore_errors=True)
+    for torn in folder.glob("records/**/.*"):  # write_atomically's
+        torn.unlink(missing_ok=True)
