@@ -36,7 +36,8 @@ class Failed:
     """Why a candidate has no result.
 
     Attributes:
-        stage: ``"elaborate"``, ``"lower"``, ``"prune"`` (no device of the target can run it), ``"device-compile"``, ``"link"``, ``"load"``, ``"check"``, ``"time"``...
+        stage: ``"elaborate"``, ``"lower"``, ``"prune"`` (no device of the target can run it), ``"device-compile"``, ``"link"``,
+            ``"load"``, ``"check"``, ``"time"``...
         reason: One line that a person can act on.
         detail: More lines, for the log.
     """
