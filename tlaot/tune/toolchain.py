@@ -129,7 +129,8 @@ def run_tool(
         process = subprocess.Popen(
             command,
             cwd=cwd,
-            env={**os.environ, **(extra_environ or {})},
+            # gcc and nvcc do not remove their temporary files when they are killed.
+            env={**os.environ, **({} if cwd is None else {"TMPDIR": str(cwd)}), **(extra_environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
