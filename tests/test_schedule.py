@@ -108,6 +108,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         stage = Play(tmp_path, **{key: value for key, value in play.items() if key != "stand"})
         monkeypatch.setattr(schedule, "screen", stage.screen)
         monkeypatch.setattr(schedule, "decide", stage.decide)
+        monkeypatch.setattr(schedule, "wake", lambda child: time.sleep(stage.seconds * 5))
         kernel = KernelSpec("k", "tvm", "m:f", (TARGET,), SHAPES, tuple(configs), "tltune.toml", search=search)
         workloads = [Workload(kernel, TARGET, shape, tuple(configs)) for shape in SHAPES]
         store = Store(tmp_path / "store", lambda c: candidate_keys(c, "s", {}, "d"), print)

@@ -75,6 +75,7 @@ def tune(
     journal = _journal(request)
     workload = _workload(request, target, scratch)
     workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
+    workshop.warm(request.factory.frontend, target)
     run, search = request.run_args, make_search(workload.kernel, [workload])
     found: list[Tuned] = []
     with ExitStack() as stack:

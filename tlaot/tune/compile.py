@@ -74,8 +74,12 @@ class Workshop:
         return Child(_WORKER, arguments, path, self.log, self.environ, server)
 
     def warm(self, frontend: str, target: Target) -> None:
-        """Have what workers need imported while the caller goes on."""
+        """Have what workers and measuring children need imported while the caller goes on."""
         warm(frontend, target, self.search_path, self.environ, self.devices.get(str(target), {}))
+        try:
+            find_server(_MEASURER, ["cuda" if target.is_cuda else "cpu"], self.search_path, self.environ).warm()
+        except CannotStart:
+            pass  # likewise
 
     def measurer(self, device: str) -> Child:
         """A measuring child for ``"cpu"`` or ``"cuda:0"``..."""

@@ -15,7 +15,7 @@ from .decide import Decision, Log, decide
 from .device_lock import exclusive
 from .plan import Candidate, Workload
 
-__all__ = ["Decision", "Log", "Measured", "decide", "screen"]
+__all__ = ["Decision", "Log", "Measured", "decide", "screen", "wake"]
 
 
 def screen(

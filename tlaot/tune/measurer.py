@@ -298,8 +298,11 @@ def _repeat(bench: Bench, call: Callable[..., Any], written: Sequence[int], firs
 
 
 def preload(arguments: Sequence[str]) -> None:
-    """Import what measuring children of a kind need, ``["cpu"]`` or ``["cuda"]``, once; the driver sleeps on: it does not survive a fork."""
-    for name in ("numpy", "torch", "tvm_ffi") if arguments[0] == "cuda" else ("numpy", "tvm_ffi"):
+    """Import what measuring children of a kind need, ``["cpu"]`` or ``["cuda"]``, once; the driver sleeps on: it does not survive a fork.
+
+    Beside torch, ``tvm_ffi`` asks whether there is a GPU as it is imported, which wakes the driver: on CUDA each child imports it.
+    """
+    for name in ("numpy", "torch") if arguments[0] == "cuda" else ("numpy", "tvm_ffi"):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
 

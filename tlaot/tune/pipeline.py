@@ -96,6 +96,8 @@ def build_package(
     spec = read_spec(spec_path)
     with _open_site(spec, source_root, settings, log) as site:
         groups = _choose_groups(spec, site)
+        for group in groups:
+            site.workshop.warm(group.frontend, group.target)
         winners = [winner for group in groups for winner in _tune_group(group, _equip(site, group))]
         for left in output.parent.glob(f".{output.name}.*"):  # of a build that was killed; it would get into the wheel
             shutil.rmtree(left, ignore_errors=True)

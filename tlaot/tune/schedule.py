@@ -16,7 +16,7 @@ from typing import Any
 from .child import Child, Failed
 from .compile import Built, CompilePool
 from .journal import Journal
-from .measure import Decision, Measured, decide, screen
+from .measure import Decision, Measured, decide, screen, wake
 from .plan import Candidate, Workload
 from .progress import Progress
 from .search import Search, Skipped
@@ -152,6 +152,7 @@ class _Run:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting = _Waiting()
         self._compiling = 0
+        self._waking = 0
         self._passed = 0
         self._idle = list(stand.children)
         self._last: dict[int, str] = {}
@@ -170,10 +171,11 @@ class _Run:
 
     def collect(self) -> None:
         """Try what the searches ask for until they have enough."""
+        self._wake()
         while True:
             self._ask()
             self._screen()
-            if self._compiling == 0 and self._screening == 0:
+            if self._compiling == 0 and self._screening == 0 and not (self._waiting and self._waking):
                 if all(search.finished for search in self._searches):
                     return
                 raise AssertionError("a search waits for results, and nothing is being tried")
@@ -181,7 +183,7 @@ class _Run:
 
     @property
     def _screening(self) -> int:
-        return len(self._stand.children) - len(self._idle)
+        return len(self._stand.children) - len(self._idle) - self._waking
 
     def _ask(self) -> None:
         stand = self._stand
@@ -240,6 +242,22 @@ class _Run:
             self._finish(candidate, Measured(candidate, built, known), known)
         else:
             self._waiting.put(candidate, built)
+
+    def _wake(self) -> None:
+        """Have the devices ready when the first binary is: a CUDA context takes as long to make as a kernel to compile."""
+        if not self._stand.overlap:
+            return
+        for child in self._idle:
+            self._waking += 1
+            self._await_awake(child, self._threads.submit(wake, child))
+        self._idle = []
+
+    def _await_awake(self, child: Child, future: Future[Any]) -> None:
+        future.add_done_callback(lambda done: self._events.put(lambda: self._awoke(child)))
+
+    def _awoke(self, child: Child) -> None:
+        self._waking -= 1
+        self._idle.append(child)  # one that did not wake says why at its first candidate
 
     def _screen(self) -> None:
         """Give binaries to idle devices."""
