@@ -1,0 +1,260 @@
+"""Strikes from outside at random moments: processes killed, the disk full, the build interrupted and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from faults.scene import FASTEST, PATIENCE, Scene, bystanders
+
+TIMES = 20
+SMALL = [{"work": FASTEST}, *bystanders(11)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, dict[str, bytes]]:
+    """How long a build of the small spec takes, and what it packages."""
+    scene = Scene(tmp_path_factory.mktemp("undisturbed") / "project", 0)
+    scene.write(SMALL)
+    begin = time.monotonic()
+    ended = scene.build()
+    assert ended.status == 0, ended.said
+    return time.monotonic() - begin, scene.steady_bytes()
+
+
+def test_children_killed_from_outside(scene: Scene) -> None:
+    """Each kill costs what the process was at, and the build goes on."""
+    scene.write([{"work": FASTEST}, *bystanders(70)])
+    killed: list[str] = []
+    while len(killed) < TIMES:
+        shutil.rmtree(scene.work, ignore_errors=True)
+        build = scene.start(jobs=2)
+        killed_now: list[str] = []
+        while build.poll() is None and len(killed) + len(killed_now) < TIMES + 10:
+            time.sleep(scene.random.uniform(0.05, 0.8))
+            # A server is not killed again before it has had the time to import anything.
+            pid, kind = choose_child(scene, build.pid, spare="server" in killed_now[-6:])
+            if pid == 0:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed_now.append(kind)
+        ended = scene.finish(build)
+        killed += killed_now
+        where = f"seed {scene.seed}: after {killed_now}:\n{ended.said}\n{scene.log[-6000:]}"
+        assert ended.status == 0, where
+        lost = scene.lost()
+        # A server of forks takes along what its two workers were at.
+        assert len(lost) <= len(killed_now) + killed_now.count("server"), (lost, where)
+        scene.expect_best_of(lost)
+        scene.expect_no_orphan()
+        scene.expect_tidy()
+
+
+def choose_child(scene: Scene, build: int, spare: bool) -> tuple[int, str]:
+    """One of a build's processes: what forks others and has lived for a while, or one of the others."""
+    parents = {}
+    for pid in scene.processes():
+        with contextlib.suppress(OSError):
+            parents[pid] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    parents.pop(build, None)
+    servers = sorted(pid for pid, parent in parents.items() if parent == build)
+    others = sorted(set(parents) - set(servers))
+    if servers and not spare and scene.random.random() < 0.2:
+        return scene.random.choice(servers), "server"
+    return (scene.random.choice(others), "child") if others else (0, "")
+
+
+def plant_remains(scene: Scene) -> None:
+    """What a build leaves that is killed at a moment that chance seldom finds: while a record or the package is written."""
+    for folder in (
+        scene.work / "run-abcd1234",
+        scene.output.with_name("._tlaot.abcd1234"),
+        scene.work / "records" / "copy",
+    ):
+        folder.mkdir(parents=True)
+        (folder / ".N512.json.abcd1234").write_text('{"key": ')
+
+
+def interrupt(scene: Scene, how: signal.Signals, longest: float) -> None:
+    """Interrupt builds until that happened often enough; what is kept is wiped only where a build got to its end."""
+    struck = 0
+    while struck < TIMES:
+        build = scene.start(jobs=2)
+        try:
+            build.wait(scene.random.uniform(0.1, longest))
+        except subprocess.TimeoutExpired:
+            if how is signal.SIGINT:
+                os.killpg(build.pid, how)  # as a terminal does
+            else:
+                build.send_signal(how)
+            begin, struck = time.monotonic(), struck + 1
+            ended = scene.finish(build, limit=30)
+            where = f"seed {scene.seed}: strike {struck} with {how.name}:\n{ended.said}"
+            assert time.monotonic() - begin < 5 * PATIENCE, where
+            assert ended.status in (-how, 128 + how, 1) or "kernels in" in ended.said, (ended.status, where)
+        else:
+            ended = scene.finish(build)
+            assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
+            shutil.rmtree(scene.work)
+        scene.expect_no_orphan()
+        scene.expect_whole_files(struck)
+        scene.expect_nothing_measured_twice()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_builds_interrupted(
+    scene: Scene, undisturbed: tuple[float, dict[str, bytes]], how: signal.Signals, tmp_path: Path
+) -> None:
+    """The build that is let to its end gives what an undisturbed one gives, and leaves nothing of its forerunners."""
+    longest, expected = undisturbed
+    scene.write(SMALL)
+    plant_remains(scene)
+    interrupt(scene, how, longest)
+    ended = scene.build()
+    assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
+    assert scene.winners() == {FASTEST}
+    assert scene.steady_bytes() == expected
+    scene.expect_no_orphan()
+    scene.expect_tidy(TIMES)
+    scene.expect_nothing_measured_twice()
+    # The same evidence gives the same bytes, in another place as well.
+    twin = Scene(tmp_path / "twin", scene.seed)
+    twin.write(SMALL)
+    shutil.copytree(scene.work, twin.work)
+    assert twin.build().status == 0
+    assert twin.package_bytes() == scene.package_bytes(), f"seed {scene.seed}"
+    twin.expect_no_orphan()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Callable[[Scene, float], None]]:
+    """A file system of 24 MB, and a function that fills it for a while."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"may not mount a small file system: {mounted.stderr.strip()}")
+
+    def fill(scene: Scene, seconds: float) -> None:
+        filler = folder / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        time.sleep(seconds)
+        filler.unlink()
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def small_files(folder: Path) -> Iterator[Callable[[Scene, float], None]]:
+    """No file system; a function that allows a build's processes no file above some size, for a while."""
+    folder.mkdir()
+
+    def limit(scene: Scene, seconds: float) -> None:
+        size = scene.random.choice([0, 100, 4096, 12000])
+        with contextlib.ExitStack() as undo:
+            for pid in scene.processes():
+                with contextlib.suppress(OSError):
+                    hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+            undo.callback(lambda: [_unlimit(pid) for pid in scene.processes()])
+            time.sleep(seconds)
+
+    yield limit
+
+
+def _unlimit(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+
+@pytest.mark.parametrize("disk", [small_disk, small_files])
+def test_a_full_disk(tmp_path: Path, seed: int, undisturbed: tuple[float, dict[str, bytes]], disk: object) -> None:
+    """Full for moments: a build loses candidates or ends with the reason, and the next one is whole."""
+    longest, expected = undisturbed
+    with disk(tmp_path / "disk") as fill:  # type: ignore[operator]
+        scene = Scene(tmp_path / "disk" / "project", seed)
+        scene.write(SMALL)
+        struck = 0
+        while struck < TIMES:
+            build = scene.start(jobs=2)
+            while build.poll() is None and struck < TIMES:
+                time.sleep(scene.random.uniform(0.05, longest / 4))
+                if build.poll() is None:
+                    fill(scene, scene.random.uniform(0.02, 0.3))
+                    struck += 1
+            ended = scene.finish(build)
+            where = f"seed {scene.seed}: strike {struck}:\n{ended.said}\n{scene.log[-3000:]}"
+            scene.expect_no_orphan()
+            scene.expect_whole_files(struck)
+            if ended.status == 0:
+                scene.expect_best_of(scene.lost())
+            else:
+                assert "No space left" in ended.said or "too large" in ended.said or "refused" in ended.said, where
+            shutil.rmtree(scene.work)
+        ended = scene.build()
+        assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
+        assert scene.winners() == {FASTEST}
+        assert scene.steady_bytes() == expected
+        scene.expect_no_orphan()
+        scene.expect_tidy()
+
+
+def test_inputs_killed_for_their_memory(scene: Scene) -> None:
+    """As the kernel kills who took too much: each time the candidate whose turn it was is lost."""
+    scene.write([{"work": FASTEST}, *bystanders(26)], lines=['inputs = "faulty.kernels:inputs"'])
+    ended = scene.build(FAULTY_INPUTS=f"kill:{TIMES}")
+    assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
+    assert len(scene.lost()) <= TIMES, (scene.lost(), scene.log[-3000:])
+    scene.expect_best_of(scene.lost())
+    scene.expect_no_orphan()
+    scene.expect_tidy()
+
+
+def test_inputs_that_do_not_fit_in_memory(scene: Scene) -> None:
+    """Nothing can be measured without them: said so, with their name, and the next build is none the worse."""
+    scene.write(SMALL, lines=['inputs = "faulty.kernels:inputs"'])
+    ended = scene.build(FAULTY_INPUTS="memory:1000")
+    assert ended.status == 1, ended.said
+    assert "refused" in ended.said and "MemoryError" in ended.said and "inputs" in ended.said, ended.said
+    scene.expect_no_orphan()
+    scene.expect_tidy()
+    assert not scene.output.exists()
+    ended = scene.build()
+    assert ended.status == 0, ended.said
+    assert scene.winners() == {FASTEST}
+
+
+def test_two_builds_of_one_project_at_once(scene: Scene, undisturbed: tuple[float, dict[str, bytes]]) -> None:
+    """One waits for the other, and for one that is killed too."""
+    scene.write(SMALL)
+    for how in (signal.SIGKILL, None):
+        first, second = scene.start(), scene.start()
+        if how is not None:
+            time.sleep(scene.random.uniform(0.5, undisturbed[0]))
+            first.send_signal(how)
+        with ThreadPoolExecutor(2) as pool:
+            ended = list(pool.map(scene.finish, (first, second)))
+        statuses = [one.status for one in ended]
+        assert statuses in ([0, 0], [-signal.SIGKILL, 0]), ended
+        scene.expect_no_orphan()
+        scene.expect_tidy()
+        assert scene.winners() == {FASTEST}
+        assert scene.steady_bytes() == undisturbed[1]
+        shutil.rmtree(scene.work)
