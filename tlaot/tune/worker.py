@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,7 +80,8 @@ class Worker:
             except SpecError as error:
                 print(traceback.format_exc(), flush=True)
                 return {"wrong": [error.where, error.what, error.remedy]}
-        return self._build(request, target, announce)
+        with _temporary_files(Path(request["scratch"])):
+            return self._build(request, target, announce)
 
     def _expand(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         check_callables(request["callables"], request["where"])
@@ -143,6 +145,23 @@ class Worker:
 def _reject(reason: str | None) -> None:
     if reason is not None:
         raise Rejected(reason)
+
+
+@contextmanager
+def _temporary_files(scratch: Path) -> Iterator[None]:
+    """Have temporary files made in a folder that is removed in any case: a worker may be killed before it has removed its own."""
+    folder = scratch / "tmp"
+    folder.mkdir(parents=True, exist_ok=True)
+    before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        if variable is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = variable
 
 
 def _compile_device(
