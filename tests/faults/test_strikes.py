@@ -111,29 +111,33 @@ def interrupt(scene: Scene, how: signal.Signals, longest: float) -> None:
         scene.expect_nothing_measured_twice()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_builds_interrupted(
-    scene: Scene, undisturbed: tuple[float, dict[str, bytes]], how: signal.Signals, tmp_path: Path
-) -> None:
+def test_builds_interrupted(scenes: Callable[[str], Scene], undisturbed: tuple[float, dict[str, bytes]]) -> None:
     """The build that is let to its end gives what an undisturbed one gives, and leaves nothing of its forerunners."""
     longest, expected = undisturbed
-    scene.write(SMALL)
-    plant_remains(scene)
-    interrupt(scene, how, longest)
-    ended = scene.build()
-    assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
-    assert scene.winners() == {FASTEST}
-    assert scene.steady_bytes() == expected
-    scene.expect_no_orphan()
-    scene.expect_tidy(TIMES)
-    scene.expect_nothing_measured_twice()
-    # The same evidence gives the same bytes, in another place as well.
-    twin = Scene(tmp_path / "twin", scene.seed)
-    twin.write(SMALL)
-    shutil.copytree(scene.work, twin.work)
-    assert twin.build().status == 0
-    assert twin.package_bytes() == scene.package_bytes(), f"seed {scene.seed}"
-    twin.expect_no_orphan()
+
+    def interrupt_and_resume(how: signal.Signals) -> None:
+        scene = made[how]
+        scene.write(SMALL)
+        plant_remains(scene)
+        interrupt(scene, how, longest)
+        ended = scene.build()
+        assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
+        assert scene.winners() == {FASTEST}
+        assert scene.steady_bytes() == expected
+        scene.expect_no_orphan()
+        scene.expect_tidy(TIMES)
+        scene.expect_nothing_measured_twice()
+        # The same evidence gives the same bytes, in another place as well.
+        twin = Scene(scene.folder.with_name(f"twin-{how.name}"), scene.seed)
+        twin.write(SMALL)
+        shutil.copytree(scene.work, twin.work)
+        assert twin.build().status == 0
+        assert twin.package_bytes() == scene.package_bytes(), f"seed {scene.seed}"
+        twin.expect_no_orphan()
+
+    made = {how: scenes(how.name) for how in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)}
+    with ThreadPoolExecutor(len(made)) as pool:
+        list(pool.map(interrupt_and_resume, made))
 
 
 @contextlib.contextmanager

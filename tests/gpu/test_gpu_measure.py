@@ -154,7 +154,7 @@ def test_screening_is_short(scene: GpuScene, spin: int, most: float) -> None:
         found.append(latency(screen(scene.child, scene.workload, candidate, scene.built[candidate.index])))
         took.append((time.perf_counter() - start) * 1e3)
     print(f"{spin} us: screening took {took} ms, found {found} ms")
-    assert found == pytest.approx([spin / 1e3] * 3, rel=0.1, abs=0.003)
+    assert found == pytest.approx([spin / 1e3] * 3, rel=0.1, abs=0.004)
     assert min(took) < most
 
 
@@ -251,6 +251,7 @@ def test_out_of_memory_replaces_the_child(scene: GpuScene) -> None:
 def spawn(script: str) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    time.sleep(1.5)  # NVML's samples are of up to a second
     return process
 
 
