@@ -11,7 +11,7 @@ The space is the article's float16 GEMM: block_M, block_N in (64, 128), block_K 
 
 Each system runs in a process of its own, which imports everything and tunes one tiny kernel before its clock starts; its caches
 are empty folders for each tuning. Both get the same reference, tolerances, warmup = 25 and rep = 100 (TileLang counts calls,
-tlaot ms of kernel time), and check every candidate's outputs (skip_check = False). The build's clock has its imports in it.
+tlaot ms of kernel time), and check every candidate's outputs (skip_check = False).
 
 Regret is a winner's time over the best config's. For it all configs are compiled once and timed again in quiet, in turns, by
 CUDA graph replay with the L2 cache overwritten before each launch, a new order each round; a time is the median over rounds.

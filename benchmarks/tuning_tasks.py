@@ -71,22 +71,26 @@ def _cold_caches() -> Iterator[None]:
 
 
 def build(shapes: Sequence[Config], configs: Sequence[Config], search: str, target: str) -> dict[str, Any]:
-    """Tune all shapes together, as ``pip wheel`` does for a project that declares them; its processes' imports are inside."""
+    """Tune all shapes together, as ``pip wheel`` does for a project that declares them, after a build of one tiny shape."""
     from tlaot.manifest import read_manifest
     from tlaot.tune.pipeline import build_package
 
     project = Path.cwd() / "project"
     project.mkdir()
-    (project / "tltune.toml").write_text(_spec(shapes, configs, search, target))
-    lines: list[str] = []
+    output = project / "out" / "tuned" / "_tlaot"
     settings = SimpleNamespace(tune="on", targets=None, jobs=None, keep=False)
-    with _cold_caches():
+
+    def run(shapes: Sequence[Config], configs: Sequence[Config]) -> tuple[float, list[str]]:
+        (project / "tltune.toml").write_text(_spec(shapes, configs, search, target))
+        lines: list[str] = []
         start = time.perf_counter()
-        build_package(
-            project / "tltune.toml", Path(__file__).parent, project / "out" / "tuned" / "_tlaot", settings, lines.append
-        )
-        wall = time.perf_counter() - start
-    manifest = read_manifest(project / "out" / "tuned" / "_tlaot" / "manifest.json")
+        build_package(project / "tltune.toml", Path(__file__).parent, output, settings, lines.append)
+        return time.perf_counter() - start, lines
+
+    with _cold_caches():
+        run([{"M": 128, "N": 128, "K": 128}], configs[:1])
+        wall, lines = run(shapes, configs)
+    manifest = read_manifest(output / "manifest.json")
     variants = [variant for kernel in manifest.kernels.values() for variant in kernel.variants]
     winners = {text_of(v.shape): {key: v.config[key] for key in configs[0]} for v in variants}
     return {"wall": wall, "winners": winners, "log": lines}
