@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from faults.scene import FASTEST, PATIENCE, Scene, bystanders
+from faults.scene import FASTEST, PATIENCE, Config, Scene, bystanders, faults
 
 TIMES = 20
 SMALL = [{"work": FASTEST}, *bystanders(11)]
@@ -221,12 +221,21 @@ def test_a_full_disk(tmp_path: Path, seed: int, undisturbed: tuple[float, dict[s
 
 
 def test_inputs_killed_for_their_memory(scene: Scene) -> None:
-    """As the kernel kills who took too much: each time the candidate whose turn it was is lost."""
-    scene.write([{"work": FASTEST}, *bystanders(26)], lines=['inputs = "faulty.kernels:inputs"'])
-    ended = scene.build(FAULTY_INPUTS=f"kill:{TIMES}")
+    """As the kernel kills who took too much: the candidate whose turn it was is lost. Between the kills, a kernel crashes."""
+    crashes = faults("kernel-abort", times=TIMES + 2)
+    good = bystanders(TIMES + 6)
+    chosen: list[Config] = [{"work": FASTEST}]
+    for pair in zip(crashes, good, strict=False):
+        chosen += pair
+    scene.write([*chosen, *good[len(crashes) :]], lines=['inputs = "faulty.kernels:inputs"'])
+    ended = scene.build(FAULTY_INPUTS="kill:every-other")
     assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
-    assert len(scene.lost()) <= TIMES, (scene.lost(), scene.log[-3000:])
-    scene.expect_best_of(scene.lost())
+    killed = len(list(scene.notes.glob("inputs-*"))) // 2
+    assert killed >= TIMES, (killed, scene.log)
+    lost = scene.lost()
+    assert len(lost) <= len(crashes) + killed, lost
+    assert all("SIGKILL" in reason or "SIGABRT" in reason for reason in lost.values()), lost
+    scene.expect_best_of(lost)
     scene.expect_no_orphan()
     scene.expect_tidy()
 
@@ -234,7 +243,7 @@ def test_inputs_killed_for_their_memory(scene: Scene) -> None:
 def test_inputs_that_do_not_fit_in_memory(scene: Scene) -> None:
     """Nothing can be measured without them: said so, with their name, and the next build is none the worse."""
     scene.write(SMALL, lines=['inputs = "faulty.kernels:inputs"'])
-    ended = scene.build(FAULTY_INPUTS="memory:1000")
+    ended = scene.build(FAULTY_INPUTS="memory:always")
     assert ended.status == 1, ended.said
     assert "refused" in ended.said and "MemoryError" in ended.said and "inputs" in ended.said, ended.said
     scene.expect_no_orphan()
