@@ -14,7 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from tlaot.errors import BuildError
+from tlaot.tune.toolchain import find_nvcc
+
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def has_nvcc() -> bool:
+    """Whether tlaot finds nvcc here: on PATH, or PyPI's."""
+    try:
+        find_nvcc(os.environ)
+    except BuildError:
+        return False
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 from typing import Any
 
 import pytest
+from conftest import has_nvcc
 
 from tlaot import CompileArgs, par_compile
 from tlaot.errors import BuildError, CallError
@@ -63,7 +63,7 @@ def test_vectorized_code_takes_arrays_at_any_address_of_an_element() -> None:
         assert (kernel(a) == a + 1).all()
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on PATH")
+@pytest.mark.skipif(not has_nvcc(), reason="needs nvcc")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_cuda_is_compiled_and_linked_without_a_gpu(arch: str) -> None:
     kernel = compiled(f"cuda:{arch}", lanes=4, gpu=True)

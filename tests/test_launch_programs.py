@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -16,16 +15,12 @@ pytest.importorskip("tvm_ffi")
 pytest.importorskip("numpy")
 
 from child_call import call
+from conftest import has_nvcc
 from launch_programs import PROGRAMS, compile_programs, pack
 from native.programs import drive
 
-from tlaot.errors import BuildError
-from tlaot.tune.toolchain import find_nvcc
-
-try:
-    find_nvcc(os.environ)
-except BuildError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
+if not has_nvcc():
+    pytest.skip("needs nvcc", allow_module_level=True)
 
 A = 0x7F0000000000  # where the fake driver's tensors are
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import struct
 from pathlib import Path
 
 import pytest
+from conftest import has_nvcc
 
 pytest.importorskip("tvm_ffi")
 pytest.importorskip("numpy")
-if shutil.which("nvcc") is None:
-    pytest.skip("needs nvcc on PATH", allow_module_level=True)
+if not has_nvcc():
+    pytest.skip("needs nvcc", allow_module_level=True)
 try:
     importlib.metadata.version("apache-tvm")
 except importlib.metadata.PackageNotFoundError:

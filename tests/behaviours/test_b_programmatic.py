@@ -7,11 +7,11 @@ import functools
 import importlib.util
 import inspect
 import linecache
-import shutil
 import warnings
 from typing import Any
 
 import pytest
+from conftest import has_nvcc
 
 import tlaot
 from tlaot.autotuner.keys import identify
@@ -203,7 +203,7 @@ def test_023_a_second_run_takes_the_result_from_memory(lab: Any, tunings: Any) -
 def test_021_compile_flags_reach_nvcc(lab: Any) -> None:
     from tlaot.errors import BuildError
 
-    if shutil.which("nvcc") is None:
+    if not has_nvcc():
         pytest.skip("needs nvcc")
     for flags in ("--no-such-flag", ["-DONE", "--no-such-flag"]):
         arguments = tlaot.CompileArgs(target="cuda:sm_90a", out_idx=[-1], compile_flags=flags)

@@ -337,7 +337,7 @@ def _from_record(
         )
     if built is not waiting:
         built = store.keep_built(candidate, built)
-    site.journal.say(f"tlaot: {workload.label}: the record of an earlier build holds, {dict(candidate.config)}")
+    site.journal.say(f"tlaot: {workload.label}: the record of an earlier build holds, {candidate.settings}")
     return Winner(workload, candidate.config, built, latency_of(record), record["device"])
 
 
@@ -346,7 +346,7 @@ def _summary(tuned: Tuned, winner: Measured) -> str:
     failed = sum(isinstance(outcome, Failed) for outcome in outcomes)
     skipped = sum(isinstance(outcome, Skipped) for outcome in outcomes)
     default = default_timing(outcomes)
-    parts = [f"{tuned.workload.label}: {winner.timing.latency:.4g} ms with {dict(winner.candidate.config)}"]
+    parts = [f"{tuned.workload.label}: {winner.timing.latency:.4g} ms with {winner.candidate.settings}"]
     if default is not None:
         parts.append(f"default {default.latency:.4g} ms")
     elif isinstance(outcomes[0], Failed):

@@ -58,7 +58,12 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        return f"{self.workload.label} #{self.index} {{{_spell(self.config)}}}"
+        return f"{self.workload.label} #{self.index} {self.settings}"
+
+    @property
+    def settings(self) -> str:
+        """The config in a message."""
+        return f"{{{_spell(self.config)}}}"
 
 
 def workload_slug(shape: Mapping[str, Any]) -> str:

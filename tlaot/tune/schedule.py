@@ -82,9 +82,9 @@ def tune_workloads(
     Raises:
         TlaotError: What ``stand.on_built`` or ``decided`` raises.
     """
-    for _, search in plans:
+    for workloads, search in plans:
         if search.note:
-            stand.journal.write(search.note)
+            stand.journal.write(f"{workloads[0].kernel.name} [{workloads[0].target}]: {search.note}")
     run = _Run(plans, stand)
     try:
         run.collect()
