@@ -25,7 +25,7 @@ from .machine import Machine, inspect_machine
 from .measure import Measured
 from .package import Winner, write_package
 from .place import hold_project, work_folder
-from .plan import Candidate, Workload
+from .plan import Candidate, Workload, counted
 from .record import candidate_keys, digest_sources, latency_of, load_record, make_record, record_key, save_record
 from .schedule import Stand, Tuned, tune_workloads
 from .search import Search, Skipped, make_search
@@ -104,7 +104,7 @@ def build_package(
         files = write_package(output, spec.package, __version__, winners, settings.keep)
         _open_packaged(output, site)
     size = sum((output / file).stat().st_size for file in files)
-    log(f"tlaot: {len(winners)} kernels in {len(files)} files, {size / 1024:.0f} KiB")
+    log(f"tlaot: {counted(len(winners), 'kernel')} in {len(files)} files, {size / 1024:.0f} KiB")
     return files
 
 
@@ -231,7 +231,7 @@ def _tune(
 ) -> None:
     count = sum(len(workload.configs) for workloads, _ in plans for workload in workloads)
     number = sum(len(workloads) for workloads, _ in plans)
-    site.journal.say(f"tlaot: {group.target}: {count} candidates of {number} workloads")
+    site.journal.say(f"tlaot: {group.target}: {counted(count, 'candidate')} of {counted(number, 'workload')}")
     with _measuring_child(group.target, site) as child, site.journal.show(count, str(group.target)) as progress:
         stand = Stand(pool, [child], store, site.journal, progress, overlap=group.target.is_cuda)
         tune_workloads(plans, stand, decided)
@@ -353,7 +353,7 @@ def _summary(tuned: Tuned, winner: Measured) -> str:
         parts.append("the default failed")
     if reference is not None:
         parts.append(f"reference {reference.latency:.4g} ms")
-    parts.append(f"{len(outcomes)} candidates")
+    parts.append(counted(len(outcomes), "candidate"))
     return "; ".join(parts) + "".join(f", {n} {what}" for n, what in ((failed, "failed"), (skipped, "not tried")) if n)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from ..target import Target
 from .spec import KernelSpec
 
-__all__ = ["Candidate", "Workload", "canonical", "workload_slug"]
+__all__ = ["Candidate", "Workload", "canonical", "counted", "workload_slug"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,11 @@ class Candidate:
     def settings(self) -> str:
         """The config in a message."""
         return f"{{{_spell(self.config)}}}"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in a message."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def workload_slug(shape: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ..errors import BuildError, SpecError
 from .child import Failed
 from .nearby import distance, place_shapes
-from .plan import Candidate, Workload, canonical
+from .plan import Candidate, Workload, canonical, counted
 from .spec import KernelSpec
 from .timing import Timing
 
@@ -267,7 +267,7 @@ def choose_search(kernel: KernelSpec, workloads: Sequence[Workload]) -> tuple[st
     sizes = [len(workload.configs) for workload in workloads]
     total, largest = sum(sizes), max(sizes, default=0)
     trials = kernel.budget.trials
-    about = f"{total} candidates of {len(sizes)} shapes"
+    about = f"{counted(total, 'candidate')} of {counted(len(sizes), 'shape')}"
     if kernel.search != "auto":
         return kernel.search, f"{about}, search = {kernel.search!r}"
     if total <= EXHAUSTIVE_UP_TO and (trials is None or trials >= total):
