@@ -386,4 +386,10 @@ def remove(folder: Path) -> None:
 
 
 def make_scratch() -> Path:
-    return Path(tempfile.mkdtemp(prefix="tlaot-tune-"))
+    """A folder for the intermediate files of one tuning; those of processes that were killed go."""
+    base = Path(tempfile.gettempdir())
+    for left in base.glob("tlaot-tune-*"):
+        number = left.name.split("-")[2]
+        if number.isdigit() and os.path.isdir("/proc/self") and not Path("/proc", number).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"tlaot-tune-{os.getpid()}-"))

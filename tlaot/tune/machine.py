@@ -84,16 +84,20 @@ def _cpu_name() -> str:
 
 
 def _gpus(search_path: Sequence[str], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tlaot.tune.machine"],
-            env={**environ, "PYTHONPATH": os.pathsep.join(search_path)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=60,
-            check=True,
-        )
-    except (subprocess.SubprocessError, OSError):
+    for _ in range(2):  # one that somebody else killed says nothing of the machine
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "tlaot.tune.machine"],
+                env={**environ, "PYTHONPATH": os.pathsep.join(search_path)},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=60,
+                check=True,
+            )
+            break
+        except (subprocess.SubprocessError, OSError):
+            continue
+    else:
         return ()
     return tuple(Gpu(**{**gpu, "capability": tuple(gpu["capability"])}) for gpu in json.loads(done.stdout))
 
