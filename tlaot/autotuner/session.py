@@ -8,9 +8,10 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ __all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolv
 # Backends of TileLang whose result is what an executable.so is.
 _BACKENDS = ("auto", "tvm_ffi", None)
 
+# No tuning takes so long.
+_ABANDONED_S = 2 * 86400.0
 # Finalists are timed in turns for this many times "rep" in all, at most, and other load is waited for for so many.
 _DECIDE_REPS, _QUIET_REPS = 20.0, 300.0
 
@@ -386,10 +389,9 @@ def remove(folder: Path) -> None:
 
 
 def make_scratch() -> Path:
-    """A folder for the intermediate files of one tuning; those of processes that were killed go."""
-    base = Path(tempfile.gettempdir())
-    for left in base.glob("tlaot-tune-*"):
-        number = left.name.split("-")[2]
-        if number.isdigit() and os.path.isdir("/proc/self") and not Path("/proc", number).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"tlaot-tune-{os.getpid()}-"))
+    """A folder for the intermediate files of one tuning; those that killed processes left go after two days."""
+    for left in Path(tempfile.gettempdir()).glob("tlaot-tune-*"):
+        with suppress(OSError):  # another user's, or just gone
+            if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(left)
+    return Path(tempfile.mkdtemp(prefix="tlaot-tune-"))
