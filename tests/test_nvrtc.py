@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib.util
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,11 @@ from typing import Any
 import pytest
 
 from tlaot.errors import BuildError, SpecError
-from tlaot.target import parse_target
+from tlaot.target import Target, parse_target
 from tlaot.tune import nvrtc
-from tlaot.tune.toolchain import CudaCompiler, compile_cuda, find_nvcc
+from tlaot.tune.frontends import tilelang_headers  # noqa: F401 - of the scripts
+from tlaot.tune.precompiled import Claim, Headers
+from tlaot.tune.toolchain import CudaCompiler, compile_cuda, find_nvcc, preload_cuda  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = parse_target("cuda:sm_90a")
@@ -82,9 +87,11 @@ def fork(work: Any) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def compile_and_say(scratch: Path, headers: Path | None, source: str = SOURCE) -> None:
+def compile_and_say(
+    scratch: Path, headers: Headers | None, source: str = SOURCE, target: Target = TARGET, flags: Sequence[str] = ()
+) -> None:
     """Compile, and print what came out."""
-    cubin = compile_cuda(source, TARGET, (), scratch, 120, find_nvcc(os.environ), headers=headers)
+    cubin = compile_cuda(source, target, flags, scratch, 120, find_nvcc(os.environ), headers=headers)
     used = [word for word in ("creating", "using") if f"{word} precompiled header" in cubin.log]
     print(json.dumps({"data": cubin.data.hex(), "maker": cubin.maker, "headers": used}))
 
@@ -275,10 +282,10 @@ def _compiles(source: str, scratch: Path, compiler: CudaCompiler) -> bool:
 
 FORKS = """
 folder = Path(sys.argv[1])
-nvrtc.preload(find_nvcc(os.environ).nvrtc)
+headers, _ = preload_cuda(os.environ, TARGET)
 for i in range(3):
     noise = [bytes(300_000) for _ in range(100 * i)]  # workers have lowered different kernels by then
-    assert fork(lambda: compile_and_say(folder / str(i), folder / "headers")) == 0
+    assert fork(lambda: compile_and_say(folder / str(i), headers)) == 0
 """
 
 
@@ -288,12 +295,13 @@ def needs_precompiled_headers(compiler: CudaCompiler) -> None:
 
 
 def test_forked_processes_share_precompiled_headers(tmp_path: Path, compiler: CudaCompiler) -> None:
+    """Nothing of them has a name, or is there when the last process has ended."""
     needs_precompiled_headers(compiler)
-    made = in_a_process(FORKS, tmp_path)
+    made = in_a_process("import tempfile; tempfile.tempdir = sys.argv[2]" + FORKS, tmp_path, tmp_path)
     plain = compile_cuda(SOURCE, TARGET, (), tmp_path, 120, compiler)
     assert [row["headers"] for row in made] == [["using"]] * 3
     assert {row["data"] for row in made} == {plain.data.hex()}
-    assert sorted(path.suffix for path in (tmp_path / "headers").iterdir()) == [".lock", ".pch"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
 
 
 def test_headers_among_declarations_are_precompiled_too(tmp_path: Path, compiler: CudaCompiler) -> None:
@@ -307,7 +315,7 @@ def test_headers_among_declarations_are_precompiled_too(tmp_path: Path, compiler
   #include <cstdint>
 #endif
 """
-    script = FORKS.replace('folder / "headers")', 'folder / "headers", sys.argv[2] + SOURCE)')
+    script = FORKS.replace("headers))", "headers, sys.argv[2] + SOURCE))")
     made = in_a_process(script, tmp_path, scattered)
     assert [row["headers"] for row in made] == [["using"]] * 3
     assert {row["maker"] for row in made} == {f"nvrtc {compiler.version}"}
@@ -316,76 +324,186 @@ def test_headers_among_declarations_are_precompiled_too(tmp_path: Path, compiler
     assert code(ours) == code(theirs.data)
 
 
-def test_a_process_of_another_lineage_makes_do_without(tmp_path: Path, compiler: CudaCompiler) -> None:
-    needs_precompiled_headers(compiler)
-    in_a_process(FORKS, tmp_path)
-    before = sorted((tmp_path / "headers").iterdir())
-    (made,) = in_a_process("compile_and_say(Path(sys.argv[1]), Path(sys.argv[1], 'headers'))", tmp_path)
-    assert (made["maker"], made["headers"]) == (f"nvrtc {compiler.version}", [])
-    assert sorted((tmp_path / "headers").iterdir()) == before
-
-
-def test_headers_that_another_heap_made_cost_only_time(tmp_path: Path, compiler: CudaCompiler) -> None:
-    """As after a fork server's restart, did the names of its files not tell."""
-    needs_precompiled_headers(compiler)
-    script = FORKS.replace("nvrtc.preload", "nvrtc.secrets.token_hex = lambda _: 'the same'\nnvrtc.preload")
-    first = in_a_process(script, tmp_path)
-    second = in_a_process(script, tmp_path)
-    assert [row["headers"] for row in second] in ([[]] * 3, [["using"]] * 3)  # a heap may lie where the other did
-    assert {row["data"] for row in second} == {row["data"] for row in first}
-
-
-def test_a_killed_maker_of_headers_leaves_nothing_that_counts(tmp_path: Path, compiler: CudaCompiler) -> None:
+def test_a_killed_maker_of_headers_costs_only_time(tmp_path: Path, compiler: CudaCompiler) -> None:
+    """What it left is removed by the next process that makes room for headers."""
     needs_precompiled_headers(compiler)
     script = """
-import signal
+import signal, tempfile
 folder = Path(sys.argv[1])
-nvrtc.preload(find_nvcc(os.environ).nvrtc)
+tempfile.tempdir = str(folder)
+headers, _ = preload_cuda(os.environ, TARGET)
 whole = nvrtc._Library.precompile
 def killed(self, source, options, making):
     making.write_bytes(b"half a header")
     os.kill(os.getpid(), signal.SIGKILL)
 nvrtc._Library.precompile = killed
-assert fork(lambda: compile_and_say(folder / "scratch", folder / "headers")) == signal.SIGKILL
+assert fork(lambda: compile_and_say(folder / "scratch", headers)) == signal.SIGKILL
 nvrtc._Library.precompile = whole
-assert fork(lambda: compile_and_say(folder / "scratch", folder / "headers")) == 0
+assert len(list(folder.glob("tlaot-pch-*"))) == 1
+assert fork(lambda: compile_and_say(folder / "scratch", headers)) == 0
+Headers()
+assert not list(folder.glob("tlaot-pch-*"))
 """
     (made,) = in_a_process(script, tmp_path)
     assert (made["maker"], made["headers"]) == (f"nvrtc {compiler.version}", [])
-    assert not list((tmp_path / "headers").glob("*.pch"))
 
 
-def test_while_one_process_makes_headers_the_others_go_on(tmp_path: Path, compiler: CudaCompiler) -> None:
+def test_headers_are_not_made_where_there_is_no_room(tmp_path: Path, compiler: CudaCompiler) -> None:
     needs_precompiled_headers(compiler)
     script = """
-import fcntl
-folder = Path(sys.argv[1])
-nvrtc.preload(find_nvcc(os.environ).nvrtc)
-assert fork(lambda: compile_and_say(folder / "scratch", folder / "headers")) == 0
-(made,) = (folder / "headers").glob("*.pch")
-made.unlink()
-with made.with_suffix(".lock").open("w") as lock:
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    assert fork(lambda: compile_and_say(folder / "scratch", folder / "headers")) == 0
+import shutil
+usage = shutil.disk_usage("/")
+shutil.disk_usage = lambda _: usage._replace(free=1 << 30)
 """
-    first, second = in_a_process(script, tmp_path)
-    assert (first["headers"], second["headers"]) == (["using"], [])
-    assert first["data"] == second["data"]
+    made = in_a_process(script + FORKS, tmp_path)
+    assert [(row["maker"], row["headers"]) for row in made] == [(f"nvrtc {compiler.version}", [])] * 3
 
 
-def test_headers_are_not_made_where_there_is_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: CudaCompiler
+# ---------------------------------------------------------------------- headers that are precompiled ahead
+
+
+def in_a_fork(work: Any) -> int:
+    """Fork work without waiting."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            faulthandler.disable()
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def write(path: Path, data: bytes) -> bool:
+    path.write_bytes(data)
+    return True
+
+
+def fill_slowly(headers: Headers, claim: Claim, ready: int, die: bool) -> None:
+    def slowly(path: Path) -> bool:
+        os.write(ready, b"x")
+        time.sleep(0.5)
+        if die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(path, b"made")
+
+    headers.make(claim, slowly)
+
+
+@pytest.mark.parametrize("die", [False, True])
+def test_what_is_made_ahead_is_waited_for_unless_its_maker_dies(die: bool) -> None:
+    headers = Headers()
+    claim = headers.claim("k", ahead=True)
+    assert claim is not None
+    ready, wrote = os.pipe()
+    pid = in_a_fork(lambda: fill_slowly(headers, claim, wrote, die))
+    os.close(claim.lock)
+    os.read(ready, 1)
+    found = headers.find("k")
+    os.waitpid(pid, 0)
+    assert headers.claim("k") is None
+    if die:
+        assert found is None
+        assert headers.find("k") is None
+    else:
+        assert found is not None
+        assert Path(found).read_bytes() == b"made"
+
+
+def test_what_another_worker_makes_is_not_waited_for() -> None:
+    headers = Headers()
+    claim = headers.claim("k")
+    assert claim is not None
+    assert headers.find("k") is None
+    assert headers.claim("k") is None
+    other = headers.claim("l")
+    assert other is not None
+    assert headers.make(other, lambda path: write(path, b"l")) == headers.find("l")
+    assert headers.make(claim, lambda path: False) is None
+    assert headers.find("k") is None
+    assert headers.claim("k") is None
+
+
+def test_there_is_room_for_eight() -> None:
+    headers = Headers()
+    for i in range(8):
+        claim = headers.claim(str(i))
+        assert claim is not None
+        assert headers.make(claim, lambda path, i=i: write(path, bytes([i]))) is not None
+    assert headers.claim("8") is None
+    assert [Path(headers.find(str(i)) or "").read_bytes() for i in range(8)] == [bytes([i]) for i in range(8)]
+
+
+TILELANG_TOP = """#if defined(_MSC_VER) && !defined(__clang__) && _MSC_VER < 1940
+#define alignas(N) _tl_orig_alignas((N) <= 64 ? (N) : 64)
+#include <cuda.h>
+#undef alignas
+#endif
+#include <a.h>
+#include <b.h>
+#ifdef ENABLE_BF16
+#include <c.h>
+#endif
+
+"""
+KERNEL = 'extern "C" __global__ void k() {}\n'
+
+
+@pytest.mark.parametrize(
+    ("source", "covered"),
+    [
+        (TILELANG_TOP + KERNEL, True),
+        (TILELANG_TOP.replace("b.h", "d.h") + KERNEL, False),
+        ("#define X\n" + TILELANG_TOP + KERNEL, False),
+        (TILELANG_TOP + "__device__ int of_the_author;\n" + KERNEL, False),
+        (KERNEL, False),
+    ],
+)
+def test_the_common_headers_serve_sources_that_include_no_others(source: str, covered: bool) -> None:
+    assert nvrtc._is_covered(source, ("b.h", "a.h", "e.h")) == covered
+
+
+LOWERED = [
+    ("matmul", {"M": 1024, "N": 1024, "K": 1024}, {"num_stages": 3}),
+    ("softmax", {"M": 77, "N": 1000}, {"chunk": 1024, "threads": 256}),
+    ("rms_norm", {"M": 77, "N": 4096}, {"chunk": 1024, "threads": 256}),
+    *((name, {}, {}) for name in ("scalars", "chained", "cluster", "cooperative", "strided", "wide", "atomic")),
+]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tilelang") is None, reason="tilelang is not installed")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_headers_precompiled_ahead_change_no_byte_of_tilelangs_kernels(
+    tmp_path: Path, compiler: CudaCompiler, arch: str
 ) -> None:
     needs_precompiled_headers(compiler)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(nvrtc.shutil, "disk_usage", lambda _: usage._replace(free=1 << 30))
-
-    def work() -> None:
-        nvrtc.preload(compiler.nvrtc)
-        compile_cuda(SOURCE, TARGET, (), tmp_path, 120, compiler, headers=tmp_path / "headers")
-
-    assert fork(work) == 0
-    assert list((tmp_path / "headers").iterdir()) == []
+    lowering = """
+import pickle, tilelang_cases
+made = []
+for case, shape, config in LOWERED:
+    if (case, sys.argv[2]) in {("chained", "sm_80"), ("cluster", "sm_80")}:
+        continue  # what they use is of Hopper
+    lowered = tilelang_cases.lower(case, f"cuda:{sys.argv[2]}", shape, config)
+    made.append((case, lowered.device_source, lowered.device_flags))
+Path(sys.argv[1], "lowered").write_bytes(pickle.dumps(made))
+"""
+    in_a_process(lowering, tmp_path, arch)
+    compiling = """
+import pickle
+folder, target = Path(sys.argv[1]), parse_target(f"cuda:{sys.argv[2]}")
+flags = tilelang_headers.default_flags({})
+headers, started = preload_cuda(os.environ, target, tilelang_headers.common_headers(sys.argv[2]), flags)
+assert len(started) == 1
+for case, source, flags in pickle.loads((folder / "lowered").read_bytes()):
+    for given in (None, headers):
+        assert fork(lambda: compile_and_say(folder / "scratch", given, source, target, flags)) == 0
+assert headers._state(0) == 3 and headers._state(1) == 0  # the common ones served all
+"""
+    rows = in_a_process(compiling, tmp_path, arch)
+    assert len(rows) >= 2 * (len(LOWERED) - 2)
+    for plain, ours in zip(rows[::2], rows[1::2], strict=True):
+        assert (plain["headers"], ours["headers"]) == ([], ["using"])
+        assert (plain["data"], plain["maker"]) == (ours["data"], f"nvrtc {compiler.version}")
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,13 @@ class _Child:
 class _Forking:
     """The state of the server: its parent's socket and its children."""
 
-    def __init__(self, control: socket.socket, module: ModuleType) -> None:
+    def __init__(self, control: socket.socket, module: ModuleType, started: Sequence[int]) -> None:
         self._control = control
         self._module = module
         self._children: dict[int, _Child] = {}  # by the number of the status socket
-        self._killed: set[int] = (
-            set()
-        )  # that the kernel had not ended when they were released: a driver can hold one for long
+        # Nobody waits for these: what the module started, and what the kernel had not ended when it was released (a driver can hold
+        # one for long).
+        self._others = set(started)
         self._ended = False
         self._woken, self._wake = os.pipe()
         for end in (self._woken, self._wake):
@@ -144,11 +144,11 @@ class _Forking:
         self._selector.unregister(child.status)
         del self._children[child.status.fileno()]
         child.status.close()
-        self._killed.add(child.pid)
+        self._others.add(child.pid)
         self._reap()
 
     def _reap(self) -> None:
-        self._killed -= {pid for pid in self._killed if os.waitpid(pid, os.WNOHANG)[0]}
+        self._others -= {pid for pid in self._others if os.waitpid(pid, os.WNOHANG)[0]}
 
     def _become_child(
         self, order: Mapping[str, Any], requests: int, answers: int, output: int, status: socket.socket, server: int
@@ -191,10 +191,14 @@ def _reseed() -> None:
         random.seed()
 
 
-def _preload(module: ModuleType, arguments: Sequence[str]) -> None:
-    """Import; where that fails, start over without, so that each child meets the failure and reports it as its own."""
+def _preload(module: ModuleType, arguments: Sequence[str]) -> list[int]:
+    """Import; where that fails, start over without, so that each child meets the failure and reports it as its own.
+
+    Returns:
+        Processes that the module has started, and that nobody waits for.
+    """
     try:
-        module.preload(arguments)
+        return list(module.preload(arguments) or ())
     except BaseException:
         traceback.print_exc()
         sys.stdout.flush()
@@ -209,11 +213,12 @@ def main() -> None:
     # numpy's BLAS has threads, which it stops before a fork and starts again.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     module = importlib.import_module(name)
+    started: list[int] = []
     if _BARE not in sys.argv[5:]:
         os.set_inheritable(control.fileno(), True)
-        _preload(module, json.loads(arguments))
+        started = _preload(module, json.loads(arguments))
     os.set_inheritable(control.fileno(), False)
-    forking = _Forking(control, module)
+    forking = _Forking(control, module, started)
     die_with_parent(int(parent), signal.SIGTERM)
     sys.stdout.flush()
     sys.stderr.flush()

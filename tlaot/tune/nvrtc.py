@@ -9,32 +9,43 @@ made: in processes forked from one that called ``preload``.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
 import os
 import re
-import secrets
-import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Flags", "compile_to_ptx", "drop_unused_constants", "find_library", "preload", "split_flags"]
+from .precompiled import Claim, Headers
+
+__all__ = [
+    "Flags",
+    "compile_to_ptx",
+    "drop_unused_constants",
+    "find_library",
+    "precompile_ahead",
+    "preload",
+    "split_flags",
+]
 
 _SHIM = Path(__file__).parent / "native" / "nvrtc"
 _NAME = b"device_kernel.cu"
 
 # The largest set of headers in TileLang's templates takes about 250 MiB; what is not touched costs nothing.
 _HEAP = 1 << 30
-# A precompiled header is 90 to 400 MB on disk.
-_MIN_FREE_DISK = 4 << 30
-_MAX_HEADERS = 8
-
 # What TileLang's own NVRTC backend puts before its sources; it declares what its headers need of the C++ library.
 _TILELANG_STD = "tl_templates/cuda/nvrtc_std.h"
+# What TileLang's sources have between and after their includes at the top: for another compiler, and where a flag asks for it.
+_TILELANG_CONDITIONS = re.compile(
+    r"^#if defined\(_MSC_VER\) && !defined\(__clang__\)[^\n]*\n(?:#(?:define|undef|include) [^\n]*\n)*#endif\n"
+    r"|^#ifdef ENABLE_BF16\n#include <[^\n>]*>\n#endif\n",
+    re.MULTILINE,
+)
+_INCLUDE = re.compile(r"#include <([^>\n]+)>")
+_KERNEL = 'extern "C" __global__ '
+
 # Functions that nvcc always declares.
 _DEVICE_RUNTIME = re.compile(r"\bcuda(?:GridDependencySynchronize|TriggerProgrammaticLaunchCompletion)\b")
 
@@ -122,7 +133,7 @@ class _Library:
     Attributes:
         version: Release, ``"13.0"``.
         can_precompile: Whether it has precompiled headers.
-        lineage: Names this process and those forked from it, once the heap for precompiled headers is in place.
+        has_heap: Whether the heap for precompiled headers is in place.
     """
 
     def __init__(self, path: str) -> None:
@@ -134,7 +145,7 @@ class _Library:
         self._api.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self.version = f"{major.value}.{minor.value}"
         self.can_precompile = hasattr(self._api, "nvrtcSetPCHHeapSize")
-        self.lineage = ""
+        self.has_heap = False
 
     def compile(self, source: str, options: Sequence[str]) -> tuple[str | None, str]:
         """PTX, or None where the source or an option is refused; and the log."""
@@ -168,14 +179,13 @@ class _Library:
 
     def reserve_heap(self) -> None:
         """Put the heap for precompiled headers in place, at the address that forked processes will have it at."""
-        if self.lineage or not self.can_precompile:
+        if self.has_heap or not self.can_precompile:
             return
         self._api.nvrtcSetPCHHeapSize.argtypes = [ctypes.c_size_t]
         self._api.nvrtcSetPCHHeapSize(_HEAP)
         # NVRTC allocates it when it first makes a precompiled header.
         with tempfile.TemporaryDirectory(prefix="tlaot-") as folder:
-            if self.precompile("#include <stdlib.h>\n", [f"-I{_SHIM}"], Path(folder) / "first.pch"):
-                self.lineage = secrets.token_hex(16)
+            self.has_heap = self.precompile("#include <stdlib.h>\n", [f"-I{_SHIM}"], Path(folder) / "first.pch")
 
 
 @functools.lru_cache(maxsize=4)
@@ -183,13 +193,46 @@ def _load(path: str) -> _Library:
     return _Library(path)
 
 
-def preload(path: str) -> None:
-    """Load libnvrtc before a fork, so that the processes forked from this one share precompiled headers."""
-    _load(path).reserve_heap()
+def preload(path: str, common: Sequence[str] = ()) -> Headers | None:
+    """Load libnvrtc before a fork, so that this process and those forked from it share precompiled headers.
+
+    Args:
+        path: libnvrtc.
+        common: Headers of which most sources include some.
+
+    Returns:
+        Room for precompiled headers; None where this release has none.
+    """
+    library = _load(path)
+    library.reserve_heap()
+    return Headers(common) if library.has_heap else None
+
+
+def precompile_ahead(
+    headers: Headers, arch: str, flags: Sequence[str], path: str, version: str
+) -> tuple[Claim, Callable[[], None]] | None:
+    """Begin to precompile the common headers: processes that need them wait from now on.
+
+    Returns:
+        A claim whose lock must be closed here once another process, forked from this one, has it; and what that process is to
+        do. None where there is nothing to do, or no room.
+    """
+    library = _load(path)
+    if not headers.common or library.version != version:
+        return None
+    top, options = _common_top(headers), _options(library, arch, flags)
+    claim = headers.claim(_key(top, options), ahead=True)
+    if claim is None:
+        return None
+
+    def work() -> None:
+        headers.make(claim, lambda making: library.precompile(top, options, making))
+
+    return claim, work
 
 
 def compile_to_ptx(
-    source: str, arch: str, flags: Sequence[str], path: str, version: str, headers: Path | None
+    source: str, arch: str, flags: Sequence[str], path: str, version: str, headers: Headers | None
 ) -> tuple[str | None, str]:
     """Compile CUDA C++ to PTX.
 
@@ -199,7 +242,7 @@ def compile_to_ptx(
         flags: NVRTC's flags, include folders of the toolkit among them.
         path: libnvrtc.
         version: The release that it must be.
-        headers: A folder for precompiled headers, which processes may share; None for no precompiled headers.
+        headers: Precompiled headers; None for none.
 
     Returns:
         PTX, or None where NVRTC refuses the source; and NVRTC's log.
@@ -207,16 +250,42 @@ def compile_to_ptx(
     library = _load(path)
     if library.version != version:
         return None, f"{path} is of release {library.version}, not {version}"
-    options = ["-default-device", f"-arch=compute_{arch.removeprefix('sm_')}", *flags, f"-I{_SHIM}"]
-    options += [f"-D__CUDACC_VER_MAJOR__={version.split('.')[0]}"]
     if "#include <cuda/std/" in source and not library.can_precompile:
         return None, "nvcc reads the C++ library's headers faster than NVRTC reads CCCL's"
-    source = _prelude(source, flags) + source
-    if headers is not None and library.lineage:
-        ptx, log = _compile_with_headers(library, source, options, headers)
+    options = _options(library, arch, flags)
+    prelude = _prelude(source, flags)
+    if headers is not None and library.has_heap:
+        if _is_covered(source, headers.common):  # its own includes are without effect then
+            ptx, log = _compile_with_headers(library, _common_top(headers), source, options, headers)
+        else:
+            top = _directives(prelude + source)
+            ptx, log = _compile_with_headers(library, top, (prelude + source)[len(top) :], options, headers)
         if ptx is not None:
             return ptx, log
-    return library.compile(source, options)
+    return library.compile(prelude + source, options)
+
+
+def _options(library: _Library, arch: str, flags: Sequence[str]) -> list[str]:
+    # Precompiled headers are good for the same words only.
+    words = [f"-I{os.path.realpath(flag[2:])}" if flag.startswith("-I/") else flag for flag in flags]
+    options = ["-default-device", f"-arch=compute_{arch.removeprefix('sm_')}", *words, f"-I{_SHIM}"]
+    return [*options, f"-D__CUDACC_VER_MAJOR__={library.version.split('.')[0]}"]
+
+
+def _common_top(headers: Headers) -> str:
+    return "".join(f"#include <{name}>\n" for name in headers.common)
+
+
+def _is_covered(source: str, common: Sequence[str]) -> bool:
+    """Whether a source is an author's kernel as TileLang writes it: includes, all of them common ones, and functions after that."""
+    top = _directives(source)
+    lines = _TILELANG_CONDITIONS.sub("", top).split("\n")
+    names = [_INCLUDE.fullmatch(line) for line in lines if line.strip()]
+    return (
+        bool(names)
+        and all(match is not None and match[1] in common for match in names)
+        and source.startswith(_KERNEL, len(top))
+    )
 
 
 def _prelude(source: str, flags: Sequence[str]) -> str:
@@ -234,35 +303,22 @@ def _prelude(source: str, flags: Sequence[str]) -> str:
 
 
 def _compile_with_headers(
-    library: _Library, source: str, options: Sequence[str], headers: Path
+    library: _Library, top: str, rest: str, options: Sequence[str], headers: Headers
 ) -> tuple[str | None, str]:
     """Compile with the directives at the top precompiled; that is done here first, unless another process is at it."""
-    top = _directives(source)
-    key = hashlib.sha256(repr((library.lineage, os.getcwd(), top, list(options))).encode()).hexdigest()[:32]
-    found, refused, making = (headers / f"{key}.{suffix}" for suffix in ("pch", "refused", "making"))
-    if found.is_file():
-        return library.compile(source, [f"--use-pch={found}", *options])
-    headers.mkdir(parents=True, exist_ok=True)
-    if "#include" not in top or refused.is_file() or not _has_room(headers):
+    if "#include" not in top:
         return None, ""
-    with found.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # to compile without takes no longer than to wait
-            return None, ""
-        # Stays where making the file, or its first use, ends this process: no other process tries again.
-        refused.touch()
-        if not library.precompile(top, options, making):
-            making.unlink(missing_ok=True)
-            return None, ""
-        result = library.compile(source, [f"--use-pch={making}", *options])
-        making.replace(found)
-        refused.unlink()
-        return result
+    key = _key(top, options)
+    found = headers.find(key)
+    if found is None:
+        claim = headers.claim(key)
+        if claim is not None:
+            found = headers.make(claim, lambda making: library.precompile(top, options, making))
+    return (None, "") if found is None else library.compile(top + rest, [f"--use-pch={found}", *options])
 
 
-def _has_room(headers: Path) -> bool:
-    return len(list(headers.glob("*.pch"))) < _MAX_HEADERS and shutil.disk_usage(headers).free >= _MIN_FREE_DISK
+def _key(top: str, options: Sequence[str]) -> str:
+    return repr((top, list(options)))
 
 
 def _directives(source: str) -> str:

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Process", "Spawned", "die_with_parent", "kill_trees", "spawn", "started_at"]
+__all__ = ["Process", "Spawned", "die_with_parent", "fork_quietly", "kill_trees", "spawn", "started_at"]
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE = 3.0  # s for killed processes to be gone
@@ -183,3 +183,27 @@ def die_with_parent(parent: int | None = None, how: signal.Signals = signal.SIGK
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def fork_quietly(work: Callable[[], None], descriptor: int) -> int:
+    """Do work in a fork of this process, which must have one thread; it dies with this one.
+
+    Args:
+        work: What to do; an exception ends it.
+        descriptor: The one file that the fork keeps besides the standard ones; closed here.
+
+    Returns:
+        The fork's number, for a wait.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(parent)
+            os.closerange(3, descriptor)
+            os.closerange(descriptor + 1, 1 << 16)
+            work()
+        finally:
+            os._exit(0)
+    os.close(descriptor)
+    return pid

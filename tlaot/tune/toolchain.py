@@ -21,7 +21,8 @@ from ..errors import BuildError, SpecError, TlaotError
 from ..target import Target
 from . import nvrtc
 from .elf import cubin_architecture
-from .processes import Spawned, kill_trees
+from .precompiled import Headers
+from .processes import Spawned, fork_quietly, kill_trees
 
 __all__ = [
     "Cubin",
@@ -278,14 +279,38 @@ def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
     return Toolchain(find_cc(environ), find_nvcc(environ) if cuda else None)
 
 
-def preload_cuda(environ: Mapping[str, str]) -> None:
-    """Load NVRTC, where it is found, before a fork: processes forked from this one share precompiled headers."""
+def preload_cuda(
+    environ: Mapping[str, str], target: Target, common: Sequence[str] = (), flags: Sequence[str] = ()
+) -> tuple[Headers | None, list[int]]:
+    """Load NVRTC, where it is found, before a fork: this process and those forked from it share precompiled headers.
+
+    Args:
+        environ: The environment.
+        target: The CUDA target to come.
+        common: Headers of which most sources include some; a process of its own begins to precompile them.
+        flags: The frontend's flags of most sources.
+
+    Returns:
+        For :func:`compile_cuda`; and the numbers of the processes that were started and that nobody waits for.
+    """
     try:
         compiler = find_nvcc(environ)
     except TlaotError:  # said by the process that needs a compiler
-        return
-    if compiler.nvrtc:
-        nvrtc.preload(compiler.nvrtc)
+        return None, []
+    headers = nvrtc.preload(compiler.nvrtc, common) if compiler.nvrtc else None
+    split = nvrtc.split_flags(flags)
+    if headers is None or split is None:
+        return headers, []
+    front = _front_flags(split, compiler)
+    begun = nvrtc.precompile_ahead(headers, target.arch, front, compiler.nvrtc, compiler.version)
+    if begun is None:
+        return headers, []
+    claim, work = begun
+    return headers, [fork_quietly(work, claim.lock)]
+
+
+def _front_flags(split: nvrtc.Flags, compiler: CudaCompiler) -> list[str]:
+    return [*split.nvrtc, *(f"-I{folder}" for folder in compiler.include)]
 
 
 def compile_cuda(
@@ -296,7 +321,7 @@ def compile_cuda(
     timeout: float,
     compiler: CudaCompiler,
     where: str = "nvcc",
-    headers: Path | None = None,
+    headers: Headers | None = None,
 ) -> Cubin:
     """Compile CUDA C++ to a cubin; the same source and compiler give the same bytes, wherever ``scratch`` is.
 
@@ -310,7 +335,7 @@ def compile_cuda(
         timeout: Seconds after which nvcc and all its children are killed. NVRTC itself cannot be interrupted.
         compiler: What ``find_nvcc`` found.
         where: What to call the source in an error.
-        headers: A folder for NVRTC's precompiled headers, of 90 to 400 MB each; processes may share it.
+        headers: NVRTC's precompiled headers, of :func:`preload_cuda`; None for none.
 
     Raises:
         BuildError: nvcc fails, runs out of time, or compiled for another architecture.
@@ -357,13 +382,13 @@ def _run_nvrtc(
     deadline: float,
     compiler: CudaCompiler,
     where: str,
-    headers: Path | None,
+    headers: Headers | None,
 ) -> tuple[bytes, str, str] | None:
     """NVRTC, then nvcc's ptxas; None where either refuses, so that the error shown is nvcc's."""
     split = nvrtc.split_flags(flags)
     if split is None:
         return None
-    front = [*split.nvrtc, *(f"-I{folder}" for folder in compiler.include)]
+    front = _front_flags(split, compiler)
     ptx, log = nvrtc.compile_to_ptx(source, target.arch, front, compiler.nvrtc, compiler.version, headers)
     if ptx is None:
         return None

@@ -26,29 +26,48 @@ from .callables import check_callables, expand_configs, expand_shapes, resolve
 from .child import Rejected
 from .devices import device_for, impersonate
 from .files import dump_json, write_atomically
-from .frontends import Lowered, import_frontend
+from .frontends import Lowered, import_frontend, tilelang_headers
 from .limits import find_excess, find_excess_after_compiling, find_excess_in_error
 from .link import link_executable
 from .plan import canonical
+from .precompiled import Headers
 from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda, preload_cuda
 
 Announce = Callable[[str], None]
 Answer = Callable[[Mapping[str, Any], Announce], Mapping[str, Any]]
 
 
-def preload(arguments: Sequence[str]) -> None:
-    """Import a frontend, once for all workers of a kind.
+# Of the fork server and all its children.
+_headers: Headers | None = None
+
+
+def preload(arguments: Sequence[str]) -> list[int]:
+    """Import a frontend, once for all workers of a kind; meanwhile the headers of its CUDA sources are precompiled.
 
     Args:
         arguments: The frontend; for a CUDA target also that, and the overrides of its device as JSON. Device queries are answered
             before anything is imported that may ask.
+
+    Returns:
+        The processes that it started and that nobody waits for.
     """
+    global _headers
+    started: list[int] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker a core: its libraries must not start teams
     if arguments[1:]:
-        _impersonate(parse_target(arguments[1]), json.loads(arguments[2]))
+        target = parse_target(arguments[1])
+        _impersonate(target, json.loads(arguments[2]))
+        if target.is_cuda:
+            common, flags = _usual_headers(arguments[0], target)
+            _headers, started = preload_cuda(os.environ, target, common, flags)
     import_frontend(arguments[0])
-    if arguments[1:] and parse_target(arguments[1]).is_cuda:
-        preload_cuda(os.environ)
+    return started
+
+
+def _usual_headers(frontend: str, target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What most sources of a frontend include, and the flags that they are compiled with."""
+    flags = tilelang_headers.default_flags(os.environ) if frontend == "tilelang" else None
+    return ((), ()) if flags is None else (tilelang_headers.common_headers(target.arch), flags)
 
 
 def make(arguments: Sequence[str]) -> Answer:
@@ -185,7 +204,7 @@ def _compile_device(
             out,
             timeout,
             toolchain.cuda,
-            headers=scratch / "headers",
+            headers=_headers,
         )
         write_atomically(cached, dump_json({**asdict(cubin), "data": base64.b64encode(cubin.data).decode()}))
         return cubin
