@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def make_built(folder: Path, data: bytes = b"elf") -> Built:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "executable.so").write_bytes(data)
     (folder / "host_kernel.c").write_text("int x;")
-    return Built(folder, digest_of(data), (), (1,), {"name": "tvm"}, {"sm_count": 132})
+    return Built(folder, digest_of(data), (), (1,), {"name": "tvm"}, {"sm_count": 132}, "nvrtc 13.0")
 
 
 def test_what_was_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
@@ -52,6 +53,17 @@ def test_what_was_kept_is_there_for_the_next_process(tmp_path: Path) -> None:
     assert again.measurement(CANDIDATES[0]) == TIMING
     assert again.measurement(CANDIDATES[1]) == Failed("check", "wrong")
     assert said == [] and not (tmp_path / "scratch").exists()
+
+
+def test_a_binary_of_a_time_when_compilers_were_not_noted_is_taken(tmp_path: Path) -> None:
+    store, _ = open_store(tmp_path / "store")
+    built = store.keep_built(CANDIDATES[0], make_built(tmp_path / "scratch"))
+    path = built.folder / "built.json"
+    body = json.loads(path.read_bytes())
+    assert body.pop("compiler") == "nvrtc 13.0"
+    path.write_text(json.dumps(body))
+    again, _ = open_store(tmp_path / "store")
+    assert again.built(CANDIDATES[0]) == replace(built, compiler="")
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])

@@ -85,7 +85,8 @@ class Variant:
         out_idx: Positions in ``params`` of the outputs that the caller may leave out.
         latency: ``{"latency", "ref_latency", "default_latency", "spread"}`` in ms, null where not measured.
         files: Digest of each file in the folder, by name.
-        frontend: Name and version of the frontend that lowered the kernel.
+        frontend: Name and version of the frontend that lowered the kernel; as ``"device-compiler"``, what made the cubin:
+            ``"nvrtc 13.0"``.
         properties: Wheel variant properties as data (PEP 817 drafts), and what the factory asked of its device.
     """
 

@@ -35,6 +35,7 @@ class Built:
         params, out_idx: The kernel's signature.
         frontend: What lowered it.
         asked: Device properties that the factory asked for.
+        compiler: What compiled its device code, ``"nvrtc 13.0"``; "" for none, or where that is not known.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Built:
     out_idx: tuple[int, ...]
     frontend: Mapping[str, str]
     asked: Mapping[str, Any]
+    compiler: str = ""
 
 
 @dataclass(frozen=True)
@@ -278,4 +280,5 @@ def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | 
         out_idx=tuple(answer["out_idx"]),
         frontend=answer["frontend"],
         asked=answer["asked"],
+        compiler=answer["compiler"] or "",
     )

@@ -57,7 +57,8 @@ class Journal:
         if isinstance(outcome, Failed):
             self._result(f"failed   {candidate.label}: {outcome.stage}: {outcome.reason}", outcome.detail)
         else:
-            self._result(f"compiled {candidate.label}: {outcome.digest.size} bytes")
+            by = f" ({outcome.compiler})" if outcome.compiler else ""
+            self._result(f"compiled {candidate.label}: {outcome.digest.size} bytes{by}")
 
     def restored(self, candidate: Candidate, outcome: Timing | Failed) -> None:
         """A candidate that an earlier, unfinished tuning has tried."""

@@ -143,7 +143,7 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
         out_idx=built.out_idx,
         latency=winner.latency,
         files={name: digest_of(data) for name, data in contents.items()},
-        frontend=built.frontend,
+        frontend={**built.frontend, **({"device-compiler": built.compiler} if built.compiler else {})},
         properties={
             "variant": _variant_property(workload.target),
             "asked": dict(built.asked),

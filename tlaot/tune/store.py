@@ -101,6 +101,7 @@ class Store:
             "out_idx": list(built.out_idx),
             "frontend": dict(built.frontend),
             "asked": dict(built.asked),
+            "compiler": built.compiler,
         }
         try:
             (built.folder / _BUILT).write_bytes(dump_json(body))
@@ -163,6 +164,7 @@ def _read_built(folder: Path) -> Built | None:
             out_idx=tuple(body["out_idx"]),
             frontend=body["frontend"],
             asked=body["asked"],
+            compiler=str(body.get("compiler", "")),  # others have none
         )
         whole = digest_of((folder / EXECUTABLE).read_bytes()) == built.digest
     except (OSError, ValueError, KeyError, TypeError, PackageError):
