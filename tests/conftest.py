@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -27,6 +28,12 @@ def has_nvcc() -> bool:
     except BuildError:
         return False
     return True
+
+
+def pytest_configure() -> None:
+    # A shell that starts pytest with & has it ignore interrupts, and so would all that the tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
