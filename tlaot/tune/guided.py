@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .blas import one_thread
 from .child import Failed
 from .evidence import Evidence, Prediction
 from .nearby import farthest_first, place_configs, place_shapes
@@ -94,6 +95,7 @@ class Guided(Search):
             self._known[position][name] = math.log(max(outcome.latency, _TINY))
             self._worked.add(name)
 
+    @one_thread()
     def choose(self) -> tuple[int, int] | None:
         pilots = [position for position in self.pilots if self.left[position] and self.tried(position) < self._quota]
         if pilots and not self.past(PILOTS_SHARE):
