@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,8 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
         )
         monkeypatch.setattr(CpuWatch, "foreign", lambda self: None)  # tests run beside others
         monkeypatch.setattr(CpuWatch, "since", lambda self: None)
+        # Workers are threads here, which have one folder for temporary files in common.
+        monkeypatch.setattr(worker, "_temporary_files", lambda scratch: nullcontext())
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(link, "_compile", _compile_with_read_headers)
         monkeypatch.setattr(
