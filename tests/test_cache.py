@@ -386,7 +386,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (KEYS[1], "norm", 1.0),
     ]
     assert main(["cache", "clear", "--older-than", "2d"]) == 0
-    assert capsys.readouterr().out.startswith("1 results removed")
+    assert capsys.readouterr().out.startswith("1 result removed")
     assert main(["cache", "clear", "--kernel", "norm"]) == 0
     assert list_entries(tmp_path) == []
     with pytest.raises(SystemExit):

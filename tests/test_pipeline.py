@@ -247,6 +247,32 @@ def test_a_record_is_not_used_when_its_source_changed_or_tuning_is_forced(projec
     assert "the record" in project.said
 
 
+def test_what_was_measured_on_a_busy_machine_is_said_again_and_ships_with_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tlaot.cli import main
+
+    note = "measured while 3.1 processors were busy; times cannot be trusted"
+    project.write(with_modes("right"))
+    project.build()
+    (path,) = (project.folder / "build" / "tlaot" / "records").rglob("*.json")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "trusted": True, "notes": ["meanwhile, nothing"]}))
+    (variant,) = read_manifest(project.build() / "manifest.json").kernels["scale"].variants
+    assert "trusted" not in variant.properties and "nothing" not in project.said
+    path.write_text(json.dumps({**record, "trusted": False, "notes": [note]}))
+    (variant,) = read_manifest(project.build() / "manifest.json").kernels["scale"].variants
+    assert variant.properties["trusted"] is False and variant.properties["notes"] == [note]
+    lines = [line for line in project.lines if "(N=64)" in line]
+    assert len(lines) == 1, "one line a workload"
+    assert "the record of an earlier build holds" in lines[0]
+    assert lines[0].endswith(f"; {note}; TLAOT_TUNE=force on a quiet machine tunes again")
+    (project.folder / "out" / "_tlaot").rename(project.folder / "tinypkg" / "_tlaot")
+    monkeypatch.syspath_prepend(str(project.folder))
+    assert main(["inspect", "tinypkg"]) == 0
+    assert f"    times not to be trusted: {note}\n" in capsys.readouterr().out
+
+
 FAILURES = [
     ("raise", "mode raise refuses N=64"),
     ("exit", "exit code 3"),

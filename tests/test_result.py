@@ -25,6 +25,7 @@ import tlaot
 from tlaot.autotuner.args import CompileArgs, TensorSupplyType
 from tlaot.autotuner.kernel import open_packed
 from tlaot.autotuner.result import AutotuneResult, restore_result, result_from_winner, save_packed
+from tlaot.autotuner.tuner import _tell_doubts
 from tlaot.errors import CallError, DispatchError, LoadError, PackageError
 from tlaot.manifest import Param, digest_of
 from tlaot.target import parse_target
@@ -143,6 +144,22 @@ def test_what_was_only_compiled_is_not_tuned(winner: MakeWinner) -> None:
     assert result.kernel.config is None
     with pytest.raises(ValueError, match="not available"):
         result.kernel.get_tuner_result()
+
+
+def test_a_result_measured_on_a_busy_machine_says_so_wherever_it_goes(winner: MakeWinner, tmp_path: Path) -> None:
+    doubtful = dataclasses.replace(winner(), doubts=("measured while the device was busy",))
+    result_from_winner(doubtful, None).save_to_disk(tmp_path / "r")
+    loaded = AutotuneResult.load_from_disk(tmp_path / "r")
+    assert loaded is not None
+    assert loaded.kernel.packed.variant.properties["trusted"] is False
+    request: Any = SimpleNamespace(factory=SimpleNamespace(name="add"))
+    with pytest.warns(
+        UserWarning, match="add: the cached result is not to be trusted: measured while .* busy; .*clear"
+    ):
+        _tell_doubts(request, loaded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _tell_doubts(request, result_from_winner(winner(), None))
 
 
 def test_results_do_not_share_state(winner: MakeWinner, tmp_path: Path) -> None:

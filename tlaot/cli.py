@@ -177,6 +177,9 @@ def _inspect(found: Sequence[Packaged], options: argparse.Namespace) -> int:
                 print(f"  {variant.target}  {_spell(variant.shape)}")
                 print(f"    {describe_params(variant)}")
                 print(f"    {_spell_time(variant)}")
+                if variant.properties.get("trusted") is False:
+                    notes = "; ".join(map(str, variant.properties.get("notes", ())))
+                    print(f"    times not to be trusted: {notes or 'the device was not quiet'}")
                 print(f"    config: {_spell(variant.config) or 'the defaults of the factory'}")
                 print(f"    {_spell_size(variant)}; {_spell_origin(variant)}")
     return 0
@@ -190,7 +193,9 @@ def _verify(found: Sequence[Packaged]) -> int:
         for line in wrong:
             print(f"{packaged.label}: {line}", file=sys.stderr)
         count = sum(len(v.files) for k in packaged.manifest.kernels.values() for v in k.variants)
-        print(f"{packaged.manifest.package}: {count} files, {f'{len(wrong)} wrong' if wrong else 'all as packaged'}")
+        print(
+            f"{packaged.manifest.package}: {_count(count, 'file')}, {f'{len(wrong)} wrong' if wrong else 'all as packaged'}"
+        )
     return 1 if failed else 0
 
 
@@ -212,7 +217,9 @@ def _list_cache(options: argparse.Namespace) -> int:
             continue
         latency = "not measured" if entry.latency is None else f"{entry.latency:.4g} ms"
         print(f"{start}  {entry.kernel}  {entry.target}  {_spell(entry.shape)}  {latency}")
-    print(f"{len(entries)} results, {sum(entry.size for entry in entries)} bytes in {read_settings().cache_dir}")
+    print(
+        f"{_count(len(entries), 'result')}, {sum(entry.size for entry in entries)} bytes in {read_settings().cache_dir}"
+    )
     return 0
 
 
@@ -226,7 +233,7 @@ def _clear_cache(options: argparse.Namespace) -> int:
     except OSError as error:
         print(f"tlaot: {root}: cannot be cleared ({error.strerror})\nRun it as the folder's owner.", file=sys.stderr)
         return 2
-    print(f"{len(removed)} results removed, {sum(entry.size for entry in removed)} bytes, from {root}")
+    print(f"{_count(len(removed), 'result')} removed, {sum(entry.size for entry in removed)} bytes, from {root}")
     return 0
 
 

@@ -28,7 +28,7 @@ from ..tune.measure import Measured
 from ..tune.package import Winner
 from ..tune.parcel import write_parcel
 from ..tune.plan import Candidate, Workload
-from ..tune.record import latency_of, make_record
+from ..tune.record import doubts_of, latency_of, make_record
 from ..tune.schedule import Outcome, Stand, Tuned, tune_workloads
 from ..tune.search import make_search
 from ..tune.select import select_winner
@@ -102,14 +102,15 @@ def tune(
         winner = select_winner(workload, tuned.outcomes, tuned.decision.winner_index)
     except TuningError as error:
         raise TuningError(error.where, error.what, f"{journal.path} has each failure in full.") from None
-    for note in tuned.decision.notes:
-        journal.say(f"{workload.label}: {note}")
-    if not tuned.decision.trusted:
-        warnings.warn(f"tlaot: {workload.label}: {'; '.join(tuned.decision.notes)}", stacklevel=6)
     device = machine.device_name(target)
     record = make_record(workload, "", device, tuned.outcomes, tuned.decision)
+    doubts = doubts_of(record)
+    if tuned.decision.notes:
+        (journal.write if doubts else journal.say)(f"{workload.label}: {'; '.join(tuned.decision.notes)}")
+    if doubts:
+        warnings.warn(f"tlaot: {workload.label}: {'; '.join(doubts)}", stacklevel=6)
     config = request.configs[winner.candidate.index]
-    return Winner(workload, config, winner.built, latency_of(record), device), record
+    return Winner(workload, config, winner.built, latency_of(record), device, doubts), record
 
 
 def compile_only(

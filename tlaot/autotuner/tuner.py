@@ -165,8 +165,21 @@ def run_request(request: Request) -> AutotuneResult:
     with cache.single_flight(keys.result):
         found = cache.load(keys.result)
         if found is not None:
+            _tell_doubts(request, found)
             return restore_result(found, request.factory.call, request.configs)
         return _tune(request, cache, keys)
+
+
+def _tell_doubts(request: Request, found: AutotuneResult) -> None:
+    """Say again what was said when it was tuned: a cached result lasts."""
+    properties = found.kernel.packed.variant.properties
+    if properties.get("trusted") is False:
+        name = request.factory.name
+        warnings.warn(
+            f"tlaot: {name}: the cached result is not to be trusted: {'; '.join(properties.get('notes', ()))}; "
+            f"`tlaot cache clear --kernel {name}`, on a quiet machine, has it tuned again",
+            stacklevel=5,
+        )
 
 
 def _tune(request: Request, cache: TuningCache | None, keys: RequestKeys | None) -> AutotuneResult:

@@ -56,6 +56,7 @@ class Winner:
         built: Its files and signature.
         latency: ``latency``, ``ref_latency``, ``default_latency`` in ms and ``spread``; None where not measured.
         device: What it was measured on.
+        doubts: Why its times are not to be trusted; empty where they are.
     """
 
     workload: Workload
@@ -63,6 +64,7 @@ class Winner:
     built: Built
     latency: Mapping[str, float | None]
     device: str
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
             "asked": dict(built.asked),
             "device": winner.device,
             "checked": workload.kernel.check,
+            **({"trusted": False, "notes": list(winner.doubts)} if winner.doubts else {}),
         },
     )
     kernel = workload.kernel.name

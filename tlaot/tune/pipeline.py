@@ -26,7 +26,16 @@ from .measure import Measured
 from .package import Winner, write_package
 from .place import hold_project, work_folder
 from .plan import Candidate, Workload, counted
-from .record import candidate_keys, digest_sources, latency_of, load_record, make_record, record_key, save_record
+from .record import (
+    candidate_keys,
+    digest_sources,
+    doubts_of,
+    latency_of,
+    load_record,
+    make_record,
+    record_key,
+    save_record,
+)
 from .schedule import Stand, Tuned, tune_workloads
 from .search import Search, Skipped, make_search
 from .select import default_timing, select_winner
@@ -314,10 +323,8 @@ def _conclude(tuned: Tuned, key: str, device: str, store: Store, site: Site) -> 
     for candidate in workload.candidates():
         if candidate.index != winner.candidate.index:
             store.drop_sources(candidate)
-    site.journal.say(f"tlaot: {_summary(tuned, winner)}")
-    for note in tuned.decision.notes:
-        site.journal.say(f"tlaot: {workload.label}: {note}")
-    return Winner(workload, winner.candidate.config, winner.built, latency_of(record), device)
+    site.journal.say(f"tlaot: {'; '.join([_summary(tuned, winner), *tuned.decision.notes])}")
+    return Winner(workload, winner.candidate.config, winner.built, latency_of(record), device, doubts_of(record))
 
 
 def _from_record(
@@ -337,8 +344,11 @@ def _from_record(
         )
     if built is not waiting:
         built = store.keep_built(candidate, built)
-    site.journal.say(f"tlaot: {workload.label}: the record of an earlier build holds, {candidate.settings}")
-    return Winner(workload, candidate.config, built, latency_of(record), record["device"])
+    doubts, told = doubts_of(record), [f"the record of an earlier build holds, {candidate.settings}"]
+    if doubts:
+        told += [*doubts, "TLAOT_TUNE=force on a quiet machine tunes again"]
+    site.journal.say(f"tlaot: {workload.label}: {'; '.join(told)}")
+    return Winner(workload, candidate.config, built, latency_of(record), record["device"], doubts)
 
 
 def _summary(tuned: Tuned, winner: Measured) -> str:

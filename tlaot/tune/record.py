@@ -21,7 +21,16 @@ from .schedule import Outcome
 from .search import Skipped
 from .store import Keys
 
-__all__ = ["candidate_keys", "digest_sources", "latency_of", "load_record", "make_record", "record_key", "save_record"]
+__all__ = [
+    "candidate_keys",
+    "digest_sources",
+    "doubts_of",
+    "latency_of",
+    "load_record",
+    "make_record",
+    "record_key",
+    "save_record",
+]
 
 _RECORD_VERSION = 2
 
@@ -118,6 +127,13 @@ def latency_of(record: Mapping[str, Any]) -> dict[str, float | None]:
         "default_latency": None if default is None else default["latency"],
         "ref_latency": None if reference is None else reference["latency"],
     }
+
+
+def doubts_of(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why the times of a record are not to be trusted; nothing where they are."""
+    if record.get("trusted", True):
+        return ()
+    return tuple(record.get("notes", ())) or ("measured while the device was not quiet",)
 
 
 def save_record(folder: Path, workload: Workload, record: Mapping[str, Any]) -> None:
