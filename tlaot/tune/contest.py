@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .timing import Timing, summarize
 
@@ -157,9 +157,20 @@ class Contest:
 
         return min(equal, key=rank)
 
-    def timing(self, index: int, backend: str) -> Timing:
-        """Median and spread of all samples of a candidate."""
-        return summarize(self._entries[index].samples, backend)
+    def timing(self, index: int, backend: str, winner: int | None = None) -> Timing:
+        """Median and spread of all samples of a candidate.
+
+        With a winner, the median is the winner's times the ratio of the two in the rounds that both were in: whoever dropped out early
+        was timed at another clock rate.
+        """
+        own = summarize(self._entries[index].samples, backend)
+        if winner is None or winner == index or not self.visited(winner):
+            return own
+        pairs = zip(self._entries[index].values, self._entries[winner].values, strict=False)
+        scale = (
+            self.timing(winner, backend).latency * math.exp(statistics.median(a - b for a, b in pairs)) / own.latency
+        )
+        return replace(own, latency=own.latency * scale, low=None if own.low is None else own.low * scale)
 
     def visited(self, index: int) -> bool:
         return bool(self._entries[index].samples)

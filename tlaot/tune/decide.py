@@ -77,7 +77,8 @@ def decide(
         journal: Told of each finalist's time, of failures, and of what is waited for.
     """
     outcome = dict(results)
-    if not any(isinstance(result, Measured) for result in outcome.values()):
+    count = sum(isinstance(result, Measured) for result in outcome.values())
+    if count == 0:
         return Decision(outcome, None, None, True, ())
     awake = wake(child)
     if isinstance(awake, Failed):
@@ -85,11 +86,14 @@ def decide(
         return Decision(outcome, _fastest(outcome), None, False, (what,))
     final = _Final(workload, outcome, child, preferred, journal, awake.pid)
     surroundings = _Surroundings(workload, child, awake, journal, final.processes)
+    # One that is left alone wins in any case.
     if not workload.target.is_cuda:
-        surroundings.await_quiet()  # without the lock: what others wait for with it may be what they are waited for
+        surroundings.await_quiet(
+            count > 1
+        )  # without the lock: what others wait for with it may be what they are waited for
     with exclusive(awake.device, journal.say) as exclusion:
         if workload.target.is_cuda:
-            surroundings.await_quiet()  # with it: others that measure are no load that ends by waiting
+            surroundings.await_quiet(count > 1)  # with it: others that measure are no load that ends by waiting
         winner = final.decide()
         surroundings.look_back()
         reference = _time_reference(workload, outcome, child)
@@ -120,8 +124,8 @@ class _Surroundings:
         self.quiet = True
         self.notes: list[str] = []
 
-    def await_quiet(self) -> None:
-        what = wait_until_quiet(self._watch, self._device, self._timeout, self._say)
+    def await_quiet(self, patient: bool) -> None:
+        what = wait_until_quiet(self._watch, self._device, self._timeout if patient else 0.0, self._say)
         if what is not None:
             self._distrust(what)
 
@@ -186,7 +190,7 @@ class _Final:
             for index in finalists:
                 result = self._results[index]
                 if isinstance(result, Measured) and contest.visited(index):
-                    timing = contest.timing(index, self._backend)
+                    timing = contest.timing(index, self._backend, winner)
                     self._results[index] = replace(result, timing=timing)
                     self._journal.timed_again(result.candidate, timing)
             refused = self._refuse(winner)
