@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["FRONTEND_REQUIRES", "NVCC_REQUIRES", "SEARCH_REQUIRES", "requirements_of"]
 
 FRONTEND_REQUIRES: dict[str, tuple[str, ...]] = {
-    "tvm": ("apache-tvm>=0.25.0.post1,<0.28", "cloudpickle", "numpy"),
-    "tilelang": ("tilelang>=0.1.15,<0.2", "cloudpickle", "numpy"),
+    "tvm": ("apache-tvm>=0.25.0.post1,<0.28", "cloudpickle", "numpy", "tqdm"),
+    "tilelang": ("tilelang>=0.1.15,<0.2", "cloudpickle", "numpy", "tqdm"),
 }
 
 # Of search = "optuna"; search = "auto" does without it where it is not installed.

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tlaot.tune.journal import Journal
 from tlaot.tune.progress import Progress
 
 needs_tqdm = pytest.mark.skipif(find_spec("tqdm") is None, reason="tqdm is not installed")
@@ -205,14 +206,75 @@ def test_many_threads_count_right() -> None:
         assert progress.describe() == "tlaot: 4000 of 4000 candidates compiled, 4000 measured"
 
 
-def test_without_tqdm_a_terminal_gets_lines(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", [0, 100])
+def test_without_tqdm_a_terminal_has_a_line_below_the_lines(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
-    terminal = Terminal()
-    with Progress(said.append, terminal.stream, 9, silence=0.1) as progress:
+    terminal = Terminal(columns, "ascii")
+    with Progress(None, terminal.stream, 8, label="k\u00e9rnel") as progress:
+        for index in range(8):
+            progress.compiled()
+            progress.measured()
+            time.sleep(0.15)
+            if index == 4:
+                progress.say("tlaot: another process measures; waiting")
+        progress.say("tlaot: done")
+    text = terminal.text()
+    written = re.findall(r"\r(tlaot: k\?rnel: \d of 8 candidates compiled, \d measured)", text)
+    assert 2 <= len(written) <= 6, repr(text)  # twice a second at most, and after each line
+    assert "\rtlaot: another process measures; waiting\r\n" in text, repr(text)
+    assert "\rtlaot: done\r\n" in text, repr(text)
+    assert text.rstrip(" ").endswith("\r") and not text.rsplit("\r", 2)[1].strip()  # nothing of the line is left
+
+
+def test_without_tqdm_a_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    terminal = Terminal(20)
+    with Progress(None, terminal.stream, 8, label="llvm:x86-64-v3") as progress:
         progress.compiled()
-        wait_for(lambda: said)
-    assert said[0].startswith("tlaot: 1 of 9 candidates compiled, 0 measured")
-    assert terminal.text() == ""
+    assert {len(part) for part in terminal.text().split("\r")} <= {0, 19}
+
+
+def test_a_journal_that_is_quiet_shows_lines_with_a_bar_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    journal = Journal(tmp_path / "log", None)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", io.StringIO())
+        with journal.show(1, "t"):
+            journal.say("tlaot: waiting")
+        assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+    with journal.show(1, "t"):
+        journal.say("tlaot: waiting up to 30 s")
+    journal.say("tlaot: nobody is shown this")
+    assert "\rtlaot: waiting up to 30 s\r\n" in (shown := terminal.text()) and "nobody" not in shown
+    assert [line[9:] for line in journal.path.read_text().splitlines()] == [
+        "tlaot: waiting",
+        "tlaot: waiting up to 30 s",
+        "tlaot: nobody is shown this",
+    ]
+
+
+def test_a_log_is_appended_to_and_its_oldest_half_goes_when_it_is_large(tmp_path: Path) -> None:
+    path = tmp_path / "autotuner.log"
+    for number in (1, 2):
+        Journal(path, None, f"build {number}").write(f"line of {number}")
+    lines = path.read_text().splitlines()
+    assert [re.sub(r"[-\d:]{8,10}", "*", line) for line in lines] == [
+        "* * build 1",
+        "* line of 1",
+        "* * build 2",
+        "* line of 2",
+    ]
+    path.write_text("old line\n" * (1 << 20) + "last line\n")
+    Journal(path, None).write("new line")
+    assert path.stat().st_size > 9 << 20, "up to 10 MiB nothing goes"
+    path.write_text("old line\n" * (2 << 20) + "last line\n")
+    Journal(path, None, "build 3")
+    assert 4 << 20 < path.stat().st_size < 6 << 20
+    lines = path.read_text().splitlines()
+    assert lines[0] == "(what was here is cut off)" and set(lines[1:-2]) == {"old line"}
+    assert lines[-2] == "last line" and lines[-1].endswith("build 3")
 
 
 @needs_tqdm

@@ -27,7 +27,7 @@ from ..tune.machine import Machine, inspect_machine
 from ..tune.measure import Measured
 from ..tune.package import Winner
 from ..tune.parcel import write_parcel
-from ..tune.plan import Candidate, Workload
+from ..tune.plan import Candidate, Workload, counted
 from ..tune.record import doubts_of, latency_of, make_record
 from ..tune.schedule import Outcome, Stand, Tuned, tune_workloads
 from ..tune.search import make_search
@@ -381,8 +381,8 @@ def _raise_what_all_share(workload: Workload, outcomes: Sequence[Outcome]) -> No
 def _journal(request: Request) -> Journal:
     verbose = request.compile_args.verbose
     verbose = read_settings().verbose if verbose is None else verbose
-    say: Callable[[str], None] = print if verbose else lambda text: None
-    return Journal(log_path(), say, append=True, every_result=True)
+    begin = f"autotuner: {request.factory.name}, {counted(len(request.configs), 'config')}"
+    return Journal(log_path(), print if verbose else None, begin, every_result=bool(verbose))
 
 
 def remove(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -11,25 +12,39 @@ from pathlib import Path
 
 from .child import Failed
 from .compile import Built
+from .files import write_atomically
 from .plan import Candidate
 from .progress import Progress
 from .timing import Timing
 
 __all__ = ["Journal"]
 
+# A log that has grown above this many bytes loses its oldest half.
+_LARGEST = 10 << 20
+
 
 class Journal:
-    """The log of one build; safe to use from several threads."""
+    """The log of one build or tuning; safe to use from several threads.
+
+    Args:
+        path: The log, which is appended to.
+        say: Takes a line for the person who waits; None: lines are shown above a progress bar, and only if there is one.
+        begin: A line of the log that says what begins.
+        every_result: Say each candidate's result, too.
+    """
 
     def __init__(
-        self, path: Path, say: Callable[[str], None], append: bool = False, every_result: bool = False
+        self, path: Path, say: Callable[[str], None] | None, begin: str = "", every_result: bool = False
     ) -> None:
         self.path = path
         self._every_result = every_result
         self._say = say
         self._lock = threading.Lock()
-        with path.open("a" if append else "w", encoding="utf-8"):
-            pass
+        _cut(path)
+        if begin:
+            self.write(f"{time.strftime('%Y-%m-%d')} {begin}")
+        else:
+            path.open("a", encoding="utf-8").close()
 
     @contextmanager
     def show(self, total: int, label: str) -> Iterator[Progress]:
@@ -44,7 +59,8 @@ class Journal:
 
     def say(self, text: str) -> None:
         """A line for the person who builds, and for the log."""
-        self._say(text)
+        if self._say is not None:
+            self._say(text)
         self.write(text)
 
     def write(self, text: str) -> None:
@@ -77,6 +93,19 @@ class Journal:
             self._result(f"measured {candidate.label}: {outcome.latency:.5g} ms +- {outcome.spread:.1%}")
 
     def _result(self, line: str, detail: str = "") -> None:
-        if self._every_result:
+        if self._every_result and self._say is not None:
             self._say(line)
         self.write(f"{line}\n{detail}".rstrip())
+
+
+def _cut(path: Path) -> None:
+    """Drop the oldest of a log that is too large."""
+    try:
+        if not path.is_file() or path.stat().st_size <= _LARGEST:
+            return
+        with path.open("rb") as file:
+            file.seek(-_LARGEST // 2, os.SEEK_END)
+            kept = file.read()
+        write_atomically(path, b"(what was here is cut off)\n" + kept.partition(b"\n")[2])
+    except OSError:  # another build has just cut it, or it is not ours to cut
+        pass

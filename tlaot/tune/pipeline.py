@@ -125,7 +125,8 @@ def _open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[
     search_path = tuple(dict.fromkeys([str(source_root), *(entry for entry in sys.path if entry)]))
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     machine = inspect_machine(search_path, environ)
-    journal = Journal(base / "autotuner.log", log)
+    told = f"build of {spec.package}: tune={settings.tune}, targets={settings.targets or 'all'}, jobs={settings.jobs or 'all'}"
+    journal = Journal(base / "autotuner.log", log, f"{told}, tlaot {__version__}")
     toolchain = find_toolchain(environ, cuda=False)
     jobs = settings.jobs or machine.cpu_count
     workshop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)

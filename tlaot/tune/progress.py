@@ -1,4 +1,4 @@
-"""How far a tuning is: a bar on a terminal, a line now and then elsewhere.
+"""How far a tuning is: a bar or a line that changes on a terminal, a line now and then elsewhere.
 
 Nothing that goes wrong here, such as a stream that is closed, concerns the build.
 """
@@ -6,6 +6,7 @@ Nothing that goes wrong here, such as a stream that is closed, concerns the buil
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,11 +23,12 @@ _TICK = 1.0
 class Progress:
     """Counts what is compiled and measured, and shows it; safe to use from several threads.
 
-    On a terminal that is a bar, drawn by tqdm where it is installed (TileLang brings it). Else, when nothing was said for
-    30 s, it is a line such as ``tlaot: cuda:sm_90a: 210 of 512 candidates compiled, 180 measured, about 40 s left``.
+    On a terminal that is a bar, drawn by tqdm where it is installed; where it is not, a line such as ``tlaot: cuda:sm_90a: 210 of
+    512 candidates compiled, 180 measured, about 40 s left``, written over itself. Elsewhere it is that line, said when nothing was
+    said for 30 s.
 
     Args:
-        say: Takes a line of text for the person who waits.
+        say: Takes a line of text for the person who waits; None: lines go above the bar, and nowhere if there is none.
         stream: Where a bar is drawn if it is a terminal: standard error.
         total: How many candidates there are; None when :meth:`planned` says so.
         label: What is tuned: the target.
@@ -36,7 +38,7 @@ class Progress:
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        say: Callable[[str], None] | None,
         stream: IO[str] | None,
         total: int | None = None,
         label: str = "",
@@ -49,7 +51,8 @@ class Progress:
         self._compiled, self._measured = _Count(clock), _Count(clock)
         self._total = total
         self._last_said = clock()
-        self._bar = _open_bar(stream, total, self._prefix)
+        self._stream = stream
+        self._bar = _open_bar(stream, total, self._prefix, self.describe)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tlaot-progress", daemon=True)
         self._thread.start()
@@ -94,7 +97,10 @@ class Progress:
             self._last_said = self._clock()
             self._on_bar(lambda bar: bar.clear())
             try:
-                self._say(text)
+                if self._say is not None:
+                    self._say(text)
+                elif self._bar is not None:
+                    print(text, file=self._stream, flush=True)
             except (OSError, ValueError):  # closed, full, or of an encoding that lacks a character
                 pass
             self._on_bar(lambda bar: bar.refresh())
@@ -113,7 +119,7 @@ class Progress:
         with self._lock:
             total = "" if self._total is None else f" of {self._total}"
             parts = [
-                f"{self._compiled.count}{total} candidates compiled",
+                f"{self._compiled.count}{total} {'candidate' if self._total == 1 else 'candidates'} compiled",
                 f"{self._measured.count} measured",
                 self._left(),
             ]
@@ -185,12 +191,45 @@ class _Count:
         return max(0.0, each * more - (self._clock() - self._last))
 
 
-def _open_bar(stream: IO[str] | None, total: int | None, label: str) -> Any:
-    """A bar on a terminal, None elsewhere and where tqdm is not installed."""
+class _Line:
+    """Stands for a bar where there is no tqdm: how far it is, on one line of a terminal."""
+
+    mininterval = 0.5
+
+    def __init__(self, stream: IO[str], describe: Callable[[], str]) -> None:
+        self._stream, self._describe = stream, describe
+        self._width = 0  # of what stands there
+        self.drawn_at = 0.0
+
+    def set_postfix_str(self, text: str, refresh: bool = True) -> None:
+        """A bar's; the line says it itself."""
+
+    def refresh(self) -> None:
+        columns = os.get_terminal_size(self._stream.fileno()).columns or 80
+        encoding: str = getattr(self._stream, "encoding", None) or "ascii"
+        text = self._describe().encode(encoding, "replace").decode(encoding)[: columns - 1]
+        self._stream.write(f"\r{text.ljust(self._width)}")
+        self._stream.flush()
+        self._width = len(text)
+
+    def clear(self) -> None:
+        self._stream.write(f"\r{' ' * self._width}\r")
+        self._stream.flush()
+        self._width = 0
+
+    def close(self) -> None:
+        self.clear()
+
+
+def _open_bar(stream: IO[str] | None, total: int | None, label: str, describe: Callable[[], str]) -> Any:
+    """A bar on a terminal, a line without tqdm, None elsewhere."""
     try:
         if stream is None or not stream.isatty():
             return None
-        tqdm = importlib.import_module("tqdm").tqdm
+        try:
+            tqdm = importlib.import_module("tqdm").tqdm
+        except ImportError:
+            return _Line(stream, describe)
         # A class of its own, with a thread's lock: tqdm's default takes one from multiprocessing, and that may start a process.
         bar_class: Any = type("_Bar", (tqdm,), {"monitor_interval": 0, "drawn_at": 0.0})
         bar_class.set_lock(threading.RLock())
