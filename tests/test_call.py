@@ -176,6 +176,14 @@ def test_factory_arguments_choose(tmp_path: Path) -> None:
         k(x)
 
 
+def test_tensors_by_keyword_are_told_to_be_positional(tmp_path: Path) -> None:
+    k = add(tmp_path, 4, 8)
+    a = ones("numpy", 4, 8)
+    for args, named in (((), {"A": a, "B": a}), ((a,), {"B": a})):
+        with pytest.raises(CallError, match=r"pkg\.k: tensors are positional, got [AB] by keyword"):
+            k(*args, **named)
+
+
 def test_two_shapes_and_two_dtypes_in_turn(tmp_path: Path) -> None:
     """A later call never runs what an earlier one chose, whichever way they alternate."""
 

@@ -35,6 +35,13 @@ def answer(request, announce):
     if what == "segfault":
         import ctypes
         ctypes.string_at(0)
+    if what == "trace":  # as TVM prints one
+        print("chatter of an author")
+        print("!!!!!!! Segfault encountered !!!!!!!")
+        for number in range(request["frames"]):
+            print(f'  File "<unknown>", line 0, in tvm::frame{number}')
+        print('  File "<unknown>", line 0, in 0xffffffffffffffff\\n', flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
     if what == "hang":
         grandchild = subprocess.Popen(["sleep", "600"])
         print("grandchild", grandchild.pid, flush=True)
@@ -145,6 +152,13 @@ def test_a_death_costs_one_answer(child: Child, what: str, reason: str) -> None:
     answer = child.request({"what": what}, 30)
     assert isinstance(answer, Failed) and reason in answer.reason and answer.stage == "work"
     assert pid_of(child)
+
+
+@pytest.mark.parametrize(("frames", "words"), [(5, ": chatter of an author"), (500, "")])
+def test_frames_of_a_crash_are_for_the_log(child: Child, tmp_path: Path, frames: int, words: str) -> None:
+    answer = child.request({"what": "trace", "frames": frames}, 30)
+    assert isinstance(answer, Failed) and answer.reason == f"crashed with SIGSEGV{words}"
+    assert "in 0xffffffffffffffff" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("what", ["hang", "spin"])

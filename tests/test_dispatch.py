@@ -115,14 +115,17 @@ def test_ambiguity_lists_the_names_to_pass() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("casual", ", did you mean 'causal'?\nArguments of the factory: K, M, N, causal."),
-        ("A", "passed by position"),
-        ("xyz", "K, M, N, causal"),
+        (
+            "casual",
+            "unknown factory argument 'casual', did you mean 'causal'?\nArguments of the factory: K, M, N, causal.",
+        ),
+        ("A", "tensors are positional, got A by keyword\nTensors and scalars are passed by position"),
+        ("xyz", "unknown factory argument 'xyz'\nArguments of the factory: K, M, N, causal"),
     ],
 )
 def test_unknown_factory_argument(name: str, says: str) -> None:
     """A misspelt one is met with the nearest, a tensor's name with how tensors are passed."""
-    with pytest.raises(CallError, match=f"unknown factory argument '{name}'") as caught:
+    with pytest.raises(CallError) as caught:
         pick([gemm(4, 4, 8, causal=True)], of((4, 8), (8, 4)), **{name: 1})
     assert says in str(caught.value)
 

@@ -13,10 +13,19 @@ from typing import Any
 
 import pytest
 
-from tlaot.errors import SpecError
+from tlaot.errors import BuildError, SpecError
 from tlaot.tune.parcel import write_parcel
 
 pytest.importorskip("cloudpickle")
+
+
+def test_without_cloudpickle_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(
+        BuildError, match=r"cloudpickle.* is not installed\npip install \"tlaot\[tilelang\]\""
+    ) as raised:
+        write_parcel(lambda: 1, tmp_path / "p", "f")
+    assert raised.value.__suppress_context__
 
 
 def opened(name: str, code: str) -> str:

@@ -191,6 +191,8 @@ def test_a_spec_becomes_kernels_that_run(project: Project) -> None:
     for n in (64, 128):
         a = np.arange(n, dtype=np.float32)
         assert (kernels.scale(a) == 2 * a).all()
+    with pytest.raises(ValueError, match=r"must be contiguous.*\nPass a compact copy: np\.ascontiguousarray\(x\)"):
+        kernels.scale(np.zeros(128, np.float32)[::2])
     folder = output / "scale" / "llvm-x86-64-v3" / "N64"
     assert json.loads((folder / "best_config.json").read_text())["shape"] == {"N": 64}
     assert json.loads((folder / "out_idx.json").read_text()) == [1]

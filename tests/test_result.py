@@ -162,6 +162,17 @@ def test_a_result_measured_on_a_busy_machine_says_so_wherever_it_goes(winner: Ma
         _tell_doubts(request, result_from_winner(winner(), None))
 
 
+def test_a_wrong_shape_is_answered_with_the_factory_and_not_with_a_build(winner: MakeWinner) -> None:
+    kernel = result_from_winner(winner(), None).kernel
+    five = np.zeros(5, "f4")
+    with pytest.raises(DispatchError, match=r"this tuned kernel does not fit .*\[5\]") as caught:
+        kernel(five, five)
+    assert caught.value.remedy.startswith("Tune for that shape: call the factory with it")
+    with pytest.raises(DispatchError) as caught:
+        kernel(np.zeros(4, "f8"), np.zeros(4, "f8"))
+    assert "tltune.toml" not in str(caught.value) and "has dtype float64, expected float32" in str(caught.value)
+
+
 def test_results_do_not_share_state(winner: MakeWinner, tmp_path: Path) -> None:
     """Two loads of one folder, and a kernel's config, are nobody else's."""
     result_from_winner(winner(), None).save_to_disk(tmp_path / "r")

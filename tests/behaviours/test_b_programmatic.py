@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import inspect
 import linecache
+import sys
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ from conftest import has_nvcc
 
 import tlaot
 from tlaot.autotuner.keys import identify
+from tlaot.errors import BuildError
 from tlaot.tune.timing import time_wall
 
 np = pytest.importorskip("numpy")
@@ -112,6 +114,17 @@ def test_019_arguments_set_are_arguments_used(lab: Any, tunings: Any) -> None:
         "benchmark_devices", "benchmark_multi_gpu", "early_stop", "early_stop_factor",
     ]  # fmt: skip
     assert list(parameters) == [*theirs, "search", "trials", "seconds"]
+
+
+def test_what_a_search_lacks_is_said_in_the_caller_s_words(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuner = lab.tuner(functools.partial(lab.scale, 16), TILES)
+    with pytest.raises(ValueError, match="trials must be 1 or more, got 0"):
+        tuner.run(trials=0)
+    with pytest.raises(ValueError, match="seconds must be above 0, got -1"):
+        tuner.run(seconds=-1)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(BuildError, match=r'search="optuna": optuna is not installed\npip install "tlaot\[search\]"'):
+        tuner.run(search="optuna")
 
 
 def test_020_warmup_and_rep_are_milliseconds_everywhere() -> None:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import LoadError, PackageError
-from ..manifest import FileDigest, Param
+from ..errors import DispatchError, LoadError, PackageError
+from ..manifest import FileDigest, Param, Variant
+from ..runtime.call import Described
 from ..runtime.load import EXECUTABLE, Kernel
 from ..target import Target, parse_target
 from ..tune.files import write_atomically
@@ -61,6 +62,16 @@ class TunedKernel(Kernel):
     def __reduce__(self) -> tuple[Any, ...]:
         # A reference may call a kernel that was tuned before: it travels to the measuring child as its files.
         return _reopen, (self.packed, self._config)
+
+    def _pick(self, call: Described, factory_args: Mapping[str, Any]) -> Variant:
+        try:
+            return super()._pick(call, factory_args)
+        except DispatchError as error:
+            what = error.what.replace("no packaged variant fits", "this tuned kernel does not fit", 1)
+            remedy = error.remedy
+            if "tltune.toml" in remedy:  # the way of packages
+                remedy = "Tune for that shape: call the factory with it (for another target, with target=...)."
+            raise DispatchError(error.where, what, remedy) from None
 
     @property
     def params(self) -> list[Param]:

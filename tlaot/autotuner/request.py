@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..errors import BuildError
 from ..tune.frontends.tilelang_source import constants_of
 from ..tune.spec import SEARCHES
 from .args import CompileArgs, ProfileArgs
 
-__all__ = ["Factory", "Request", "RunArgs", "as_factory", "keep_configs", "materialize_configs", "tunables_of"]
+__all__ = [
+    "Factory",
+    "Request",
+    "RunArgs",
+    "as_factory",
+    "check_search",
+    "keep_configs",
+    "materialize_configs",
+    "tunables_of",
+]
 
 # Reserved in a config: compiler options of one candidate, no parameter of the factory.
 RESERVED = ("pass_configs",)
@@ -87,6 +98,24 @@ class RunArgs:
             raise ValueError(f"early_stop_factor must be >= 1.0, got {self.early_stop_factor}")
         if self.search not in SEARCHES:
             raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {self.search!r}")
+        if self.trials is not None and self.trials < 1:
+            raise ValueError(f"trials must be 1 or more, got {self.trials!r}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be above 0, got {self.seconds!r}")
+
+
+def check_search(run: RunArgs) -> None:
+    """Say in a caller's words, not a build's, what a search lacks.
+
+    Raises:
+        BuildError: ``search="optuna"``, and Optuna is not installed.
+    """
+    if run.search == "optuna" and importlib.util.find_spec("optuna") is None:
+        raise BuildError(
+            'autotune search="optuna"',
+            "optuna is not installed",
+            'pip install "tlaot[search]", or choose search="guided".',
+        )
 
 
 @dataclass(frozen=True)

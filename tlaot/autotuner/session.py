@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import BuildError, SpecError, TuningError
+from ..errors import BuildError, SpecError
 from ..target import Target, parse_target
 from ..tune.bound import Bound
 from ..tune.child import Child, Failed
@@ -39,7 +39,7 @@ from ..tune.timing import CPU_CLOCKS, CUDA_CLOCKS
 from ..tune.toolchain import find_toolchain
 from ..tune.transport import write_tensors
 from .args import ProfileArgs
-from .request import Request
+from .request import Request, check_search
 from .settings import log_path, read_default_target, read_execution_backend, read_settings, resolve_num_workers
 
 __all__ = ["compile_only", "machine_identity", "make_scratch", "remove", "resolve_target", "tune"]
@@ -79,6 +79,7 @@ def tune(
     workload = _workload(request, target, scratch)
     workshop = _workshop(target, len(workload.configs), scratch, search_path, environ, journal)
     workshop.warm(request.factory.frontend, target)
+    check_search(request.run_args)
     run, search = request.run_args, make_search(workload.kernel, [workload])
     found: list[Tuned] = []
     with ExitStack() as stack:
@@ -98,10 +99,7 @@ def tune(
         tune_workloads([([workload], search)], stand, found.append)
     tuned = found[0]
     _raise_what_all_share(workload, tuned.outcomes)
-    try:
-        winner = select_winner(workload, tuned.outcomes, tuned.decision.winner_index)
-    except TuningError as error:
-        raise TuningError(error.where, error.what, f"{journal.path} has each failure in full.") from None
+    winner = select_winner(workload, tuned.outcomes, tuned.decision.winner_index, journal.path)
     device = machine.device_name(target)
     record = make_record(workload, "", device, tuned.outcomes, tuned.decision)
     doubts = doubts_of(record)
@@ -332,8 +330,9 @@ def _killed(child: Child) -> Iterator[Child]:
 
 def _devices(request: Request, target: Target, machine: Machine, journal: Journal) -> list[str]:
     """Measuring devices: the first that runs the target, or those that the run asked for, of one model only."""
-    if FRONTENDS[request.factory.frontend][1] not in machine.distributions:
-        raise BuildError("autotune", f"{FRONTENDS[request.factory.frontend][1]} is not installed", "Install it.")
+    frontend = request.factory.frontend
+    if FRONTENDS[frontend][1] not in machine.distributions:
+        raise BuildError("autotune", f"{FRONTENDS[frontend][1]} is not installed", f'pip install "tlaot[{frontend}]".')
     run = request.run_args
     several = run.benchmark_multi_gpu or run.benchmark_devices is not None
     if not target.is_cuda:

@@ -13,7 +13,16 @@ from ..errors import CallError, DispatchError, did_you_mean
 from ..manifest import Param, Variant
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, parse_target
 
-__all__ = ["Argument", "Place", "Rejection", "describe_call", "describe_params", "pick_variant", "resolve"]
+__all__ = [
+    "Argument",
+    "Place",
+    "Rejection",
+    "check_factory_names",
+    "describe_call",
+    "describe_params",
+    "pick_variant",
+    "resolve",
+]
 
 # Which two of a call's arguments are swapped is looked for among this many; each pair is tried with every variant.
 _MOST_SWAPPED = 8
@@ -120,7 +129,7 @@ def pick_variant(
         CallError: A named factory argument does not exist, or several workloads fit equally well.
         DispatchError: No variant fits; the message says why for each.
     """
-    _check_factory_names(where, variants, factory_args)
+    check_factory_names(where, variants, factory_args)
     accepted, rejected = resolve(variants, arguments, place, factory_args)
     if not accepted:
         raise _no_variant(where, variants, arguments, place, rejected)
@@ -234,7 +243,12 @@ def _symbolic_sizes(variant: Variant) -> int:
     return len(names)
 
 
-def _check_factory_names(where: str, variants: Sequence[Variant], factory_args: Mapping[str, Any]) -> None:
+def check_factory_names(where: str, variants: Sequence[Variant], factory_args: Mapping[str, Any]) -> None:
+    """Refuse keywords that name no argument of the factory.
+
+    Raises:
+        CallError: One does not; the message says what to do with a tensor's name.
+    """
     known = sorted({name for v in variants for name in v.shape})
     if all(name in known for name in factory_args):
         return
@@ -243,10 +257,12 @@ def _check_factory_names(where: str, variants: Sequence[Variant], factory_args: 
         if name in known:
             continue
         if name in tensors:
+            what = f"tensors are positional, got {name} by keyword"
             remedy = "Tensors and scalars are passed by position; keywords name arguments of the kernel's factory."
         else:
+            what = f"unknown factory argument {name!r}{did_you_mean(name, known)}"
             remedy = f"Arguments of the factory: {', '.join(known) or 'none'}."
-        raise CallError(where, f"unknown factory argument {name!r}{did_you_mean(name, known)}", remedy)
+        raise CallError(where, what, remedy)
 
 
 def _ambiguous(where: str, choices: Sequence[Variant]) -> CallError:
@@ -307,7 +323,7 @@ def _remedy(arguments: Sequence[Argument], place: Place, rejected: Sequence[Reje
     if frozenset({"dtype"}) in only:
         return "Convert the tensors to the dtypes above, or add a kernel for theirs to tltune.toml and build it again."
     if frozenset({"strides"}) in only:
-        return "Pass tensors with the strides above (for a compact kernel: .contiguous())."
+        return "Pass tensors with the strides above (for a compact kernel: np.ascontiguousarray(x), x.contiguous())."
     if frozenset({"kind"}) in only:
         return "Pass scalars as Python numbers and tensors as tensors, in the order above."
     if frozenset({"factory"}) in only:

@@ -13,7 +13,7 @@ from ..manifest import MANIFEST_NAME, FileDigest, Manifest, Variant, read_manife
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, parse_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
 from .device import cuda_capability
-from .dispatch import Place, describe_params, pick_variant, resolve
+from .dispatch import Place, check_factory_names, describe_params, pick_variant, resolve
 from .locate import find_manifest
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
@@ -189,9 +189,11 @@ class Kernel:
             self._last = key, caller
         try:
             return caller(args)
-        except (TypeError, ValueError, RuntimeError, BufferError):
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
             # Refused by the FFI or by the kernel's own checks, or raised above them: say it in our words if we can.
             self._pick(describe(self._where, args, self._strides), factory_args)
+            if type(error) is ValueError and "must be contiguous" in str(error):
+                raise ValueError(f"{error}\nPass a compact copy: np.ascontiguousarray(x), or x.contiguous().") from None
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -225,6 +227,7 @@ class Kernel:
 
     def _place(self, call: Described, factory_args: Mapping[str, Any]) -> Place:
         if call.device is None:
+            check_factory_names(self._where, self.variants, factory_args)
             raise CallError(self._where, "no argument is a tensor, so the device is unknown", "Pass a tensor.")
         device_type, device_id = call.device
         if device_type == DLPACK_CUDA and any(parse_target(v.target).is_cuda for v in self.variants):

@@ -245,7 +245,9 @@ class Child:
         """The last line that the child printed since its request: for a Python process, the exception that ended it."""
         end = os.fstat(self._output.fileno()).st_size
         start = max(self._drained, end - 4096)
-        lines = os.pread(self._output.fileno(), end - start, start).decode(errors="replace").strip().splitlines()
+        lines = os.pread(self._output.fileno(), end - start, start).decode(errors="replace").splitlines()
+        lines = [line.strip() for line in lines[start > self._drained :] if line.strip()]
+        lines = [line for line in lines if not _OF_TRACE.match(line)]
         return lines[-1][:300] if lines else ""
 
     def _drain(self) -> None:
@@ -312,6 +314,9 @@ def serve(
             os.environ.update(environ)
         os.chdir(folder)
 
+
+# What TVM prints when it crashes: a heading, then a line a C++ frame, mostly unknown.
+_OF_TRACE = re.compile(r'!!!+ |File "[^"]*", line \d+(, in |$)')
 
 # TVM's ScheduleError names the primitive, shows the whole module, and says why after that.
 _SCHEDULE_ERROR = re.compile(

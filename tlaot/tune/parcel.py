@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import BuildError, SpecError
 
 __all__ = ["PREFIX", "open_parcel", "write_parcel"]
 
@@ -46,6 +46,7 @@ def write_parcel(value: Any, path: Path, where: str) -> str:
 
     Raises:
         SpecError: The value holds something that cannot leave this process.
+        BuildError: cloudpickle is not installed.
     """
     try:
         content = _dump(value)
@@ -73,7 +74,14 @@ def open_parcel(name: str) -> Any:
 
 
 def _dump(value: Any) -> bytes:
-    import cloudpickle
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        raise BuildError(
+            "tlaot",
+            "cloudpickle, which takes functions to the processes that compile and measure, is not installed",
+            'pip install "tlaot[tilelang]", or "tlaot[tvm]" for Apache TVM: what tunes comes with the extras.',
+        ) from None
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def __init__(self, file: io.BytesIO, whole: Callable[[str], None]) -> None:

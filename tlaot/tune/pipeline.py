@@ -315,7 +315,7 @@ def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
 def _conclude(tuned: Tuned, key: str, device: str, store: Store, site: Site) -> Winner:
     workload, outcomes = tuned.workload, tuned.outcomes
     try:
-        winner = select_winner(workload, outcomes, tuned.decision.winner_index)
+        winner = select_winner(workload, outcomes, tuned.decision.winner_index, site.journal.path)
     except TuningError as error:
         site.journal.write(str(error))
         raise
@@ -383,4 +383,4 @@ def _open_packaged(output: Path, site: Site) -> None:
         child.kill()
     if isinstance(answer, Failed):
         shutil.rmtree(output, ignore_errors=True)
-        raise BuildError(str(output), f"a packaged kernel does not load: {answer.reason}", "See autotuner.log.")
+        raise BuildError(str(output), f"a packaged kernel does not load: {answer.reason}", f"See {site.journal.path}.")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import TuningError
 from .child import Failed
 from .measure import Measured
-from .plan import Workload
+from .plan import Workload, counted
 from .schedule import Outcome
 from .search import Skipped
 from .timing import Timing
@@ -16,13 +17,14 @@ from .timing import Timing
 __all__ = ["default_timing", "select_winner"]
 
 
-def select_winner(workload: Workload, outcomes: Sequence[Outcome], winner_index: int | None) -> Measured:
+def select_winner(workload: Workload, outcomes: Sequence[Outcome], winner_index: int | None, log: Path) -> Measured:
     """The candidate that was decided for.
 
     Args:
         workload: For the message.
         outcomes: One a config, in order.
         winner_index: Of the decision.
+        log: For the message.
 
     Raises:
         TuningError: No candidate is left; the message lists every reason by count.
@@ -32,8 +34,8 @@ def select_winner(workload: Workload, outcomes: Sequence[Outcome], winner_index:
         return winner
     raise TuningError(
         workload.label,
-        f"none of {len(outcomes)} candidates can be packaged:\n{_reasons(outcomes)}",
-        "autotuner.log in the build folder has each failure in full.",
+        f"none of {counted(len(outcomes), 'candidate')} can be packaged:\n{_reasons(outcomes)}",
+        f"{log} has each failure in full.",
     )
 
 
