@@ -27,7 +27,7 @@ from tlaot.tune.progress import Progress
 from tlaot.tune.record import candidate_keys
 from tlaot.tune.schedule import Stand, Tuned, tune_workloads
 from tlaot.tune.search import make_search
-from tlaot.tune.spec import KernelSpec
+from tlaot.tune.spec import Budget, KernelSpec
 from tlaot.tune.store import Store
 from tlaot.tune.timing import Timing
 
@@ -103,13 +103,20 @@ class Play:
 @pytest.fixture
 def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Tuned], Play]]:
     def run(
-        search: str = "exhaustive", overlap: bool = True, children: int = 1, configs: Any = CONFIGS, **play: Any
+        search: str = "exhaustive",
+        overlap: bool = True,
+        children: int = 1,
+        configs: Any = CONFIGS,
+        budget: Budget = Budget(),  # noqa: B008 - frozen
+        **play: Any,
     ) -> tuple[dict[str, Tuned], Play]:
         stage = Play(tmp_path, **{key: value for key, value in play.items() if key != "stand"})
         monkeypatch.setattr(schedule, "screen", stage.screen)
         monkeypatch.setattr(schedule, "decide", stage.decide)
         monkeypatch.setattr(schedule, "wake", lambda child: time.sleep(stage.seconds * 5))
-        kernel = KernelSpec("k", "tvm", "m:f", (TARGET,), SHAPES, tuple(configs), "tltune.toml", search=search)
+        kernel = KernelSpec(
+            "k", "tvm", "m:f", (TARGET,), SHAPES, tuple(configs), "tltune.toml", search=search, budget=budget
+        )
         workloads = [Workload(kernel, TARGET, shape, tuple(configs)) for shape in SHAPES]
         store = Store(tmp_path / "store", lambda c: candidate_keys(c, "s", {}, "d"), print)
         journal = Journal(tmp_path / "autotuner.log", lambda text: None)
@@ -196,6 +203,18 @@ def test_a_second_tuning_repeats_nothing_and_a_new_config_costs_one(tune: Any) -
     more, play = tune(configs=(*CONFIGS, {"t": 99}))
     assert len(play.compiled) == len(play.screened) == len(SHAPES)
     assert all(len(tuned.outcomes) == 13 for tuned in more.values())
+
+
+def test_what_is_known_takes_nothing_from_a_budget_and_may_win(tune: Any) -> None:
+    first, play = tune(budget=Budget(trials=20), measure=lambda c: 1.0 + abs(c.index - 7))
+    assert len(play.screened) == 20
+    more, play = tune(configs=(*CONFIGS, {"t": 99}), budget=Budget(trials=20), measure=lambda c: 1.0 + abs(c.index - 7))
+    assert (
+        len(play.compiled) == len(SHAPES) * (len(CONFIGS) + 1) - 20
+    )  # all that is left, which the budget has room for
+    for path, tuned in first.items():
+        known = {i for i, outcome in enumerate(tuned.outcomes) if isinstance(outcome, Measured)}
+        assert known <= {i for i, outcome in enumerate(more[path].outcomes) if isinstance(outcome, Measured)}
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -148,11 +148,13 @@ class _Run:
         self.results: dict[str, dict[int, Measured | Failed]] = {path: {} for path in self._search_of}
         self.twins: dict[str, list[tuple[Candidate, int]]] = {}
         self._searches = [search for _, search in plans]
+        self._workloads = [workload for workloads, _ in plans for workload in workloads]
         self._stand = stand
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting = _Waiting()
         self._compiling = 0
         self._waking = 0
+        self._remembering = False
         self._passed = 0
         self._idle = list(stand.children)
         self._last: dict[int, str] = {}
@@ -172,6 +174,7 @@ class _Run:
     def collect(self) -> None:
         """Try what the searches ask for until they have enough."""
         self._wake()
+        self._remember()
         while True:
             self._ask()
             self._screen()
@@ -202,14 +205,23 @@ class _Run:
             self._stand.progress.skipped(passed - self._passed)
             self._passed = passed
 
+    def _remember(self) -> None:
+        """Take what earlier tunings know of any candidate: it is evidence, and all of it may win."""
+        self._remembering = True
+        for candidate in (candidate for workload in self._workloads for candidate in workload.candidates()):
+            known = self._stand.store.measurement(candidate)
+            if isinstance(known, Failed):
+                self._stand.journal.restored(candidate, known)
+                self._finish(candidate, known, known)
+            elif known is not None and (built := self._stand.store.built(candidate)) is not None:
+                self._arrive(candidate, built, known)
+        self._remembering = False
+
     def _begin(self, candidate: Candidate) -> None:
         """Start on a candidate from where an earlier tuning left it."""
         store = self._stand.store
         known = store.measurement(candidate)
-        if isinstance(known, Failed):
-            self._stand.journal.restored(candidate, known)
-            self._finish(candidate, known, known)
-            return
+        known = None if isinstance(known, Failed) else known
         built = store.built(candidate)
         if built is not None:
             self._arrive(candidate, built, known)
@@ -298,7 +310,8 @@ class _Run:
 
     def _tell(self, candidate: Candidate, outcome: Timing | Failed) -> None:
         self._stand.progress.measured()
-        self._search_of[candidate.workload.path].tell(candidate, outcome)
+        search = self._search_of[candidate.workload.path]
+        (search.remember if self._remembering else search.tell)(candidate, outcome)
 
     def _stop_above(self, workload: Workload) -> float | None:
         factor = self._stand.early_stop_factor

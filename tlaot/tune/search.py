@@ -81,6 +81,7 @@ class Search(ABC):
         self.left: list[dict[int, None]] = [dict.fromkeys(range(len(c))) for c in self._candidates]
         self._positions = {workload.path: position for position, workload in enumerate(workloads)}
         self._skipped: list[Skipped] = []
+        self._remembered = 0
 
     def ask(self) -> Candidate | None:
         """The next candidate to try; None where results of those under way are needed first, or nothing is left.
@@ -100,11 +101,15 @@ class Search(ABC):
         self.under_way[position].add(index)
         return self._candidates[position][index]
 
+    def remember(self, candidate: Candidate, outcome: Timing | Failed) -> None:
+        """What an earlier tuning found of a candidate: evidence that takes nothing from the budget; before the first :meth:`ask`."""
+        self._remembered += 1
+        self.tell(candidate, outcome)
+
     def tell(self, candidate: Candidate, outcome: Timing | Failed) -> None:
         """What became of a candidate.
 
-        One that was not asked for, as a store knows it, counts as evidence and as a trial, and is not asked for. Telling
-        again replaces what was told.
+        One that was not asked for counts as evidence and as a trial, and is not asked for. Telling again replaces what was told.
         """
         position = self.position(candidate)
         self.left[position].pop(candidate.index, None)
@@ -159,7 +164,10 @@ class Search(ABC):
         return len(self.outcomes[position]) + len(self.under_way[position])
 
     def _spent(self) -> str | None:
-        if self.trials is not None and sum(map(self.tried, range(len(self.workloads)))) >= self.trials:
+        if (
+            self.trials is not None
+            and sum(map(self.tried, range(len(self.workloads)))) - self._remembered >= self.trials
+        ):
             return f"the budget of {self.trials} trials is spent"
         return f"the budget of {self.seconds:g} s is spent" if self.past(1.0) else None
 
