@@ -178,6 +178,7 @@ def machine_identity(request: Request) -> dict[str, Any]:
         "distributions": dict(machine.distributions),
         "cc": toolchain.host.version,
         "nvcc": toolchain.cuda.version if toolchain.cuda is not None else None,
+        "nvrtc": toolchain.cuda is not None and bool(toolchain.cuda.nvrtc),
     }
 
 

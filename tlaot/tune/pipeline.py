@@ -278,11 +278,13 @@ def _plan(group: Group, site: Site) -> dict[str, Workload]:
 
 def _tools(group: Group, site: Site) -> dict[str, Any]:
     toolchain: Toolchain = site.workshop.toolchain
+    cuda = toolchain.cuda if group.target.is_cuda else None
     return {
         "tlaot": __version__,
         "frontend": site.machine.distributions[FRONTENDS[group.frontend][1]],
         "cc": toolchain.host.version,
-        "nvcc": toolchain.cuda.version if toolchain.cuda is not None and group.target.is_cuda else None,
+        "nvcc": None if cuda is None else cuda.version,
+        "nvrtc": cuda is not None and bool(cuda.nvrtc),
     }
 
 
