@@ -36,7 +36,7 @@ from ..tune.spec import Budget, KernelSpec, Profile
 from ..tune.store import Keys, Store
 from ..tune.supply import supply_from_json, validate_supply
 from ..tune.timing import CPU_CLOCKS, CUDA_CLOCKS
-from ..tune.toolchain import find_toolchain
+from ..tune.toolchain import Toolchain, find_toolchain
 from ..tune.transport import write_tensors
 from .args import ProfileArgs
 from .request import Request, check_search
@@ -170,9 +170,9 @@ def resolve_target(request: Request, machine: Machine | None = None) -> Target:
 
 def machine_identity(request: Request) -> dict[str, Any]:
     """What of this machine can change the result: device model, compilers, versions."""
-    machine, _, environ = _machine()
+    machine = _machine()[0]
     target = resolve_target(request, machine)
-    toolchain = find_toolchain(environ, cuda=target.is_cuda)
+    toolchain = _toolchain(target.is_cuda)
     return {
         "device": machine.device_name(target),
         "distributions": dict(machine.distributions),
@@ -217,6 +217,12 @@ def _machine() -> tuple[Machine, tuple[str, ...], dict[str, str]]:
     search_path = tuple(dict.fromkeys(os.path.abspath(entry or os.getcwd()) for entry in sys.path))
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return inspect_machine(search_path, environ), search_path, environ
+
+
+@functools.lru_cache(maxsize=2)
+def _toolchain(cuda: bool) -> Toolchain:
+    """The compilers, which are asked for their versions once a process and not at each look into the cache."""
+    return find_toolchain(_machine()[2], cuda)
 
 
 def _workload(request: Request, target: Target, scratch: Path) -> Workload:
@@ -317,7 +323,7 @@ def _compile_flags(request: Request) -> tuple[str, ...]:
 def _workshop(
     target: Target, count: int, scratch: Path, search_path: tuple[str, ...], environ: dict[str, str], journal: Journal
 ) -> Workshop:
-    toolchain = find_toolchain(environ, cuda=target.is_cuda)
+    toolchain = _toolchain(target.is_cuda)
     return Workshop(scratch, search_path, environ, journal.path, resolve_num_workers(count), toolchain, {})
 
 
