@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..tune.elf import EM_AARCH64, EM_CUDA, EM_X86_64, DynamicInfo, is_elf, read_dynamic
+from ..elf import EM_AARCH64, EM_CUDA, EM_X86_64, DynamicInfo, is_elf, read_dynamic
 
 __all__ = ["Audit", "audit_platform"]
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from child_call import call
 
+from tlaot.elf import cubin_architecture
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
 from tlaot.tune.bound import TensorLayout
-from tlaot.tune.elf import cubin_architecture
 from tlaot.tune.frontends import DeviceKernel, Lowered
 from tlaot.tune.link import link_executable
 from tlaot.tune.toolchain import Toolchain, compile_cuda, find_cc, find_nvcc

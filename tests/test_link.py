@@ -16,9 +16,9 @@ pytest.importorskip("numpy")
 from native import programs
 from native.programs import CUDA, LLVM, build, host_program, lowered, run, scalar, tensor, toolchain
 
+from tlaot import elf
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
-from tlaot.tune import elf
 from tlaot.tune.frontends.lowered import DeviceKernel
 from tlaot.tune.link import audit_executable, link_executable
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tlaot.elf import cubin_architecture
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
-from tlaot.tune.elf import cubin_architecture
 from tlaot.tune.toolchain import CudaCompiler, compile_cuda, find_cc, find_nvcc, find_toolchain, run_tool
 
 SOURCE = """

@@ -35,7 +35,7 @@ __all__ = [
     "verify_file",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 VARIANT_NAME = "variant.json"
 FOLDER = "_tlaot"
@@ -88,6 +88,12 @@ class Variant:
         frontend: Name and version of the frontend that lowered the kernel; as ``"device-compiler"``, what made the cubin:
             ``"nvrtc 13.0"``.
         properties: Wheel variant properties as data (PEP 817 drafts), and what the factory asked of its device.
+        stored: Where the content of a file lies that another variant has too, by name: a path relative to the manifest's
+            folder, with ``/``. A file that is not named lies in the variant's own folder.
+        floor: The least versions of what runs it: ``"cuda"`` that the driver offers, ``"glibc"``; and the ``"toolkit"`` that
+            made its device code. Each as ``"12.8"``.
+        tuned: The evidence behind the config: the ``"device"`` it was measured on and its ``"sm_count"``; ``"as"``, the target
+            whose winner this stand-in was given.
     """
 
     target: str
@@ -100,6 +106,9 @@ class Variant:
     files: Mapping[str, FileDigest]
     frontend: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
+    floor: Mapping[str, str] = field(default_factory=dict)
+    tuned: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -267,6 +276,9 @@ def _variant_to_json(variant: Variant) -> dict[str, Any]:
         "files": {name: {"sha256": d.sha256, "size": d.size} for name, d in variant.files.items()},
         "frontend": dict(variant.frontend),
         "properties": dict(variant.properties),
+        "stored": dict(variant.stored),
+        "floor": dict(variant.floor),
+        "tuned": dict(variant.tuned),
     }
 
 
@@ -282,6 +294,9 @@ def _variant_from_json(body: Mapping[str, Any]) -> Variant:
         files={name: FileDigest(d["sha256"], d["size"]) for name, d in body["files"].items()},
         frontend=body["frontend"],
         properties=body["properties"],
+        stored=body["stored"],
+        floor=body["floor"],
+        tuned=body["tuned"],
     )
 
 

@@ -12,9 +12,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from ..elf import DynamicInfo, read_dynamic, section_names
 from ..errors import BuildError
 from ..target import Target
-from .elf import DynamicInfo, read_dynamic, section_names
 from .files import write_atomically
 from .frontends.lowered import Lowered
 from .glue import plan_source

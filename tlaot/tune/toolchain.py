@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..elf import cubin_architecture
 from ..errors import BuildError, SpecError, TlaotError
 from ..target import Target
 from . import nvrtc
-from .elf import cubin_architecture
 from .precompiled import Headers
 from .processes import Spawned, fork_quietly, kill_trees
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from ..errors import BuildError
+from .errors import BuildError
 
 __all__ = [
     "EM_AARCH64",
