@@ -272,6 +272,10 @@ class Scene:
         path = self.notes / name
         return Counter(path.read_text().splitlines()) if path.exists() else Counter()
 
+    def count_calls(self, name: str) -> int:
+        """How often what numbers its calls was called."""
+        return len(list(self.notes.glob(f"{name}-*")))
+
     @property
     def log(self) -> str:
         path = self.work / "autotuner.log"

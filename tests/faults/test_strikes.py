@@ -224,22 +224,30 @@ def test_a_full_disk(tmp_path: Path, seed: int, undisturbed: tuple[float, dict[s
 
 def test_inputs_killed_for_their_memory(scene: Scene) -> None:
     """As the kernel kills who took too much: the candidate whose turn it was is lost. Between the kills, a kernel crashes."""
-    crashes = faults("kernel-abort", times=TIMES + 2)
-    good = bystanders(TIMES + 6)
+    crashes = faults("kernel-abort", times=TIMES // 2)
+    good = bystanders(TIMES // 2 + 6)
     chosen: list[Config] = [{"work": FASTEST}]
     for pair in zip(crashes, good, strict=False):
         chosen += pair
     scene.write([*chosen, *good[len(crashes) :]], lines=['inputs = "faulty.kernels:inputs"'])
-    ended = scene.build(FAULTY_INPUTS="kill:every-other")
-    assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"
-    killed = len(list(scene.notes.glob("inputs-*"))) // 2
-    assert killed >= TIMES, (killed, scene.log)
-    lost = scene.lost()
-    assert len(lost) <= len(crashes) + killed, lost
-    assert all("SIGKILL" in reason or "SIGABRT" in reason for reason in lost.values()), lost
-    scene.expect_best_of(lost)
-    scene.expect_no_orphan()
-    scene.expect_tidy()
+    killed = 0
+    # How many kills a build meets depends on the order in which its candidates come from the compilers.
+    while killed < TIMES:
+        shutil.rmtree(scene.work, ignore_errors=True)
+        before = scene.count_calls("inputs")
+        ended = scene.build(FAULTY_INPUTS="kill:every-other")
+        where = f"seed {scene.seed}: after {killed}:\n{ended.said}\n{scene.log[-6000:]}"
+        assert ended.status == 0, where
+        turns = range(before, scene.count_calls("inputs"))
+        killed_now = sum(turn % 2 for turn in turns)
+        assert killed_now > 0, where
+        killed += killed_now
+        lost = scene.lost()
+        assert len(lost) <= len(crashes) + killed_now, (lost, where)
+        assert all("SIGKILL" in reason or "SIGABRT" in reason for reason in lost.values()), (lost, where)
+        scene.expect_best_of(lost)
+        scene.expect_no_orphan()
+        scene.expect_tidy()
 
 
 def test_inputs_that_do_not_fit_in_memory(scene: Scene) -> None:
