@@ -60,6 +60,7 @@ def test_the_repository_s_own_spec_shows_every_key() -> None:
     text = root.read_text(encoding="utf-8")
     names = {field.name for kind in (KernelSpec, Profile, Budget) for field in dataclasses.fields(kind)}
     names -= {"where", "inputs_style", "inputs_file", "compile_flags"}  # said from Python only
+    names |= {field.name for field in dataclasses.fields(Spec)} - {"path", "kernels", "devices"}
     lacking = {name for name in names if f"{name.replace('_', '-')} = " not in text}
     assert not lacking
 
@@ -101,6 +102,36 @@ def test_search_budget_and_what_deciding_may_take(tmp_path: Path) -> None:
     (kernel,) = read(tmp_path, HEAD + KERNEL + "budget = { seconds = 600, trials = 1 }\n").kernels
     assert kernel.budget == Budget(trials=1, seconds=600.0)
 
+
+def test_what_ships_is_said_for_the_package_or_for_a_kernel(tmp_path: Path) -> None:
+    head = HEAD.replace('"cuda:sm_90a"', '"cuda:sm_90a", "cuda:sm_86", "cuda:sm_80"')
+    head += 'ptx = true\nmax-slowdown = 1.05\nsplit = "arch"\nsize-budget = "1.5 MiB"\nmin-glibc = "2.17"\n'
+    other = KERNEL.replace('"add"', '"sub"') + "ptx = false\nmax-slowdown = 1\n"
+    cpu = KERNEL.replace('"add"', '"mul"') + 'targets = ["llvm"]\n'
+    stand_in = '[target."cuda:sm_86"]\ntuned-as = "cuda:sm_80"\nsm-count = 84\n'
+    spec = read(tmp_path, head + KERNEL + other + cpu + stand_in)
+    assert (spec.split, spec.size_budget, spec.min_glibc) == ("arch", 3 * 2**19, "2.17")
+    assert spec.tuned_as == {"cuda:sm_86": "cuda:sm_80"}
+    assert spec.devices == {"cuda:sm_86": {"sm_count": 84}}
+    assert [(kernel.ptx, kernel.max_slowdown) for kernel in spec.kernels] == [(True, 1.05), (False, 1.0), (False, 1.05)]
+    assert [str(kernel.ptx_from) for kernel in spec.kernels] == ["cuda:sm_80", "None", "None"]
+
+
+def test_ptx_may_come_from_another_entry_of_the_kernel(tmp_path: Path) -> None:
+    entries = [KERNEL + f'targets = ["{target}"]\n' for target in ("cuda:sm_90a", "cuda:sm_80")]
+    spec = read(tmp_path, HEAD + "ptx = true\n" + "".join(entries))
+    assert [str(kernel.ptx_from) for kernel in spec.kernels] == ["None", "cuda:sm_80"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2 MiB", 2**21), ("300 KB", 300_000), ("64KiB", 65536), ("1 GB", 10**9), ("17", 17)]
+)
+def test_sizes(tmp_path: Path, text: str, size: int) -> None:
+    assert read(tmp_path, HEAD + f'size-budget = "{text}"\n' + KERNEL).size_budget == size
+    assert read(tmp_path, HEAD + f"size-budget = {size}\n" + KERNEL).size_budget == size
+
+
+ARCHS = HEAD.replace('"cuda:sm_90a"', '"cuda:sm_90a", "cuda:sm_100a"')
 
 WRONG = [
     ("[tlaot\n", "not valid TOML", ""),
@@ -159,6 +190,37 @@ WRONG = [
     (HEAD.replace('["llvm", "cuda:sm_90a"]', '["c"]') + KERNEL, "no target is declared", "(add) targets"),
     (HEAD + '[target."cuda:sm_80"]\nsm-count = 1\n' + KERNEL, "no kernel is built for cuda:sm_80", "[target."),
     ("kernel = 3\n" + HEAD, "declares no kernel", ""),
+    (HEAD + "max-slowdwon = 1.05\n" + KERNEL, "did you mean 'max_slowdown'", "[tlaot]"),
+    (HEAD + "max-slowdown = 0.95\n" + KERNEL, "at least 1, got 0.95", "[tlaot] max-slowdown"),
+    (HEAD + KERNEL + "max-slowdown = inf\n", "is not a number", "(add) max_slowdown"),
+    (HEAD + 'ptx = "yes"\n' + KERNEL, "is not true or false", "[tlaot] ptx"),
+    (HEAD + "ptx = true\n" + KERNEL, "no cuda target without a suffix", "(add) ptx"),
+    (HEAD + KERNEL + 'targets = ["llvm"]\nptx = true\n', "no cuda target without a suffix", "(add) ptx"),
+    (HEAD + 'split = "arhc"\n' + KERNEL, "did you mean 'arch'", "[tlaot] split"),
+    (HEAD + "split = true\n" + KERNEL, "is not a string", "[tlaot] split"),
+    (HEAD + 'size-budget = "2 Mb"\n' + KERNEL, "is not a size above zero", "[tlaot] size-budget"),
+    (HEAD + "size-budget = 0\n" + KERNEL, "is not a size above zero", "[tlaot] size-budget"),
+    (HEAD + "size-budget = 1.5\n" + KERNEL, "is not a size above zero", "[tlaot] size-budget"),
+    (HEAD + "min-glibc = 2.17\n" + KERNEL, "as a string, got 2.17", "[tlaot] min-glibc"),
+    (HEAD + 'min-glibc = "3"\n' + KERNEL, "is not a version of glibc", "[tlaot] min-glibc"),
+    (HEAD + '[target."cuda:sm_90a"]\ntuned-as = 90\n' + KERNEL, "is not a target, got 90", "tuned-as"),
+    (HEAD + '[target."cuda:sm_90a"]\ntuned-as = "cuda"\n' + KERNEL, "names an architecture", "tuned-as"),
+    (HEAD + '[target."cuda:sm_90a"]\ntuned-as = "cuda:sm_90a"\n' + KERNEL, "is the target itself", "tuned-as"),
+    (HEAD + '[target."cuda:sm_90a"]\ntuned-as = "cuda:sm_80"\n' + KERNEL, "but not for cuda:sm_80", "tuned-as"),
+    (HEAD + '[target."cuda:sm_90a"]\ntuned-as = "llvm"\n' + KERNEL, "mean nothing for cuda:sm_90a", "tuned-as"),
+    (
+        HEAD + '[target."cuda:sm_80"]\ntuned-as = "cuda:sm_90a"\n' + KERNEL,
+        "no kernel is built for cuda:sm_80",
+        "[target.",
+    ),
+    (HEAD + '[target.llvm]\n[target."llvm:x86-64-v3"]\n' + KERNEL, "has a table already", "[target."),
+    (
+        ARCHS.replace('"llvm"', '"cuda:sm_80"')
+        + '[target."cuda:sm_100a"]\ntuned-as = "cuda:sm_90a"\n[target."cuda:sm_90a"]\ntuned-as = "cuda:sm_80"\n'
+        + KERNEL,
+        "cuda:sm_90a is not tuned either, but as cuda:sm_80",
+        "tuned-as",
+    ),
 ]
 
 

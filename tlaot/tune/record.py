@@ -38,6 +38,8 @@ _RECORD_VERSION = 2
 _BUILD_FIELDS = ("name", "frontend", "factory", "out_idx", "pass_configs", "compile_flags")
 _PLACE_FIELDS = ("where", "targets", "shapes", "configs")
 _SEARCH_FIELDS = ("search", "budget", "profile")
+# What ships of a tuning, which is no part of it.
+_SHIP_FIELDS = ("ptx", "max_slowdown")
 
 
 def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], device: str) -> str:
@@ -49,7 +51,8 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
         tools: Versions of the compilers and frontends.
         device: What the candidates are measured on.
     """
-    kernel = {name: value for name, value in asdict(workload.kernel).items() if name not in _PLACE_FIELDS}
+    others = (*_PLACE_FIELDS, *_SHIP_FIELDS)
+    kernel = {name: value for name, value in asdict(workload.kernel).items() if name not in others}
     return _sha256(
         canonical(
             {
@@ -82,7 +85,7 @@ def candidate_keys(candidate: Candidate, sources: str, tools: Mapping[str, Any],
             }
         ).encode()
     )
-    others = (*_BUILD_FIELDS, *_PLACE_FIELDS, *_SEARCH_FIELDS)
+    others = (*_BUILD_FIELDS, *_PLACE_FIELDS, *_SEARCH_FIELDS, *_SHIP_FIELDS)
     rest = {name: value for name, value in kernel.items() if name not in others}
     # How long a candidate is timed does not make its time another one; by which clock does.
     clock = candidate.workload.kernel.profile.backend

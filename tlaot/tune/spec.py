@@ -12,7 +12,7 @@ from typing import Any
 
 from ..target import Target
 
-__all__ = ["BACKENDS", "FRONTEND_TARGETS", "SEARCHES", "Budget", "KernelSpec", "Profile", "Spec"]
+__all__ = ["BACKENDS", "FRONTEND_TARGETS", "SEARCHES", "SPLITS", "Budget", "KernelSpec", "Profile", "Spec"]
 
 # Target kinds that each frontend can lower to.
 FRONTEND_TARGETS = {"tvm": ("llvm", "cuda"), "tilelang": ("cuda", "c")}
@@ -22,6 +22,9 @@ BACKENDS = ("auto", "wall", "cudagraph", "event", "cupti")
 
 # Ways to choose candidates: "auto" tries all of a space up to a size and is guided above it.
 SEARCHES = ("auto", "exhaustive", "guided", "optuna")
+
+# Ways to spread a package's kernels over several wheels: "arch" makes a companion wheel of each CUDA architecture.
+SPLITS = ("arch",)
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class KernelSpec:
         inputs_file: From Python: where the tensors of ``set_autotune_inputs`` were written.
         search: How candidates are chosen, one of :data:`SEARCHES`.
         budget: Where the search ends at the latest.
+        ptx: Whether PTX ships as well, for devices that no packaged machine code runs on; see ``ptx_from``.
+        max_slowdown: How many times the fastest's time a variant may take, so that fewer ship; None ships the fastest.
         where: File and table, for messages.
     """
 
@@ -114,6 +119,14 @@ class KernelSpec:
     compile_flags: tuple[str, ...] = ()
     search: str = "auto"
     budget: Budget = Budget()
+    ptx: bool = False
+    max_slowdown: float | None = None
+
+    @property
+    def ptx_from(self) -> Target | None:
+        """The target that the PTX is made of: the lowest CUDA target that is compatible with later devices; None for none."""
+        plain = [target for target in self.targets if target.is_cuda and not target.cuda_suffix]
+        return min(plain, key=lambda target: target.capability, default=None) if self.ptx else None
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,10 @@ class Spec:
         kernels: The ``[[kernel]]`` tables in order.
         devices: Overrides of the device table by target, from ``[target."cuda:sm_90a"]``.
         when_available: Targets that are skipped, with a line in the log, where this machine cannot build them.
+        split: How the kernels are spread over wheels, one of :data:`SPLITS`; None for one wheel.
+        size_budget: Bytes that the packaged kernels may take.
+        min_glibc: The oldest glibc that must load them, ``"2.17"``.
+        tuned_as: Targets that are not tuned but take the winners of another one, by target.
     """
 
     path: Path
@@ -133,6 +150,10 @@ class Spec:
     kernels: tuple[KernelSpec, ...]
     devices: Mapping[str, Mapping[str, Any]]
     when_available: tuple[Target, ...]
+    split: str | None = None
+    size_budget: int | None = None
+    min_glibc: str | None = None
+    tuned_as: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError
-from ..target import Target, parse_target
+from ..target import Target
 from .spec import BACKENDS, FRONTEND_TARGETS, SEARCHES, Budget, KernelSpec, Profile, Spec
+from .spec_head import Head, assemble, read_head, read_max_slowdown, read_targets
 from .supply import SUPPLY_TYPES
 from .tables import (
     callable_name,
@@ -86,31 +87,13 @@ def read_spec(path: Path) -> Spec:
             where, f"is not valid TOML: {error}", "Correct the file at the place that the message names."
         ) from None
     refuse_unknown(body, ("tlaot", "target", "kernel"), where)
-    head = fold(table_of(body, "tlaot", where), ("package", "targets", "when_available"), f"{where} [tlaot]")
-    package = required(head, "package", str, f"{where} [tlaot]")
-    if not all(_NAME.fullmatch(part) for part in package.split(".")):
-        raise SpecError(
-            f"{where} [tlaot] package",
-            f"is not an import name, got {package!r}",
-            'Write for instance package = "my_package".',
-        )
-    defaults = _targets(head.get("targets", ()), f"{where} [tlaot] targets")
-    optional = _targets(head.get("when_available", ()), f"{where} [tlaot] when-available")
+    head = read_head(table_of(body, "tlaot", where), where)
     tables = body.get("kernel", [])
     if not isinstance(tables, list) or not tables:
         raise SpecError(where, "declares no kernel", "Add a [[kernel]] table (two pairs of brackets).")
-    kernels = tuple(_read_kernel(table, index, defaults, where) for index, table in enumerate(tables))
+    kernels = tuple(_read_kernel(table, index, head, where) for index, table in enumerate(tables))
     _refuse_overlap(kernels)
-    devices = _read_devices(table_of(body, "target", where), where)
-    spec = Spec(path, package, kernels, devices, optional)
-    for place, target in [(f'[target."{t}"]', t) for t in devices] + [
-        ("[tlaot] when-available", str(t)) for t in optional
-    ]:
-        if target not in spec.targets:
-            raise SpecError(
-                f"{where} {place}", f"no kernel is built for {target}", f"Targets in use: {', '.join(spec.targets)}."
-            )
-    return spec
+    return assemble(path, head, kernels, table_of(body, "target", where))
 
 
 def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -125,11 +108,11 @@ def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 _KERNEL_KEYS = (
     "name", "frontend", "factory", "targets", "shapes", "configs", "space", "inputs", "reference", "check", "out_idx",
     "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check", "deterministic",
-    "search", "budget",
+    "search", "budget", "ptx", "max_slowdown",
 )  # fmt: skip
 
 
-def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str) -> KernelSpec:
+def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
     where = f"{file} [[kernel]] #{index + 1}"
     if not isinstance(table, dict):
         raise SpecError(where, f"is not a table, got {table!r}", "Write [[kernel]] on a line of its own.")
@@ -154,11 +137,12 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
     assert ratio is not None
     if ratio > 1:
         raise SpecError(f"{where} max_mismatched_ratio", f"is a share of 0 to 1, got {ratio:g}", "Write 0.01 for 1 %.")
+    targets = _kernel_targets(keys, frontend, head.targets, where)
     return KernelSpec(
         name=name,
         frontend=frontend,
         factory=required_callable(keys, "factory", where),
-        targets=_kernel_targets(keys, frontend, defaults, where),
+        targets=targets,
         shapes=_read_shapes(keys.get("shapes"), where),
         configs=_read_configs(keys, where),
         where=where,
@@ -176,6 +160,9 @@ def _read_kernel(table: Any, index: int, defaults: tuple[Target, ...], file: str
         deterministic=optional(keys, "deterministic", bool, where, True),
         search=one_of(optional(keys, "search", str, where, "auto"), "search", SEARCHES, where),
         budget=_read_budget(optional(keys, "budget", dict, where, None), f"{where} budget"),
+        # The default of [tlaot] means nothing to a kernel of the CPU; said of such a kernel itself it is a mistake.
+        ptx=optional(keys, "ptx", bool, where, head.ptx and any(target.is_cuda for target in targets)),
+        max_slowdown=read_max_slowdown(keys, where, head.max_slowdown),
     )
 
 
@@ -184,7 +171,7 @@ def _kernel_targets(
 ) -> tuple[Target, ...]:
     kinds = FRONTEND_TARGETS[frontend]
     if "targets" in keys:
-        targets = _targets(keys["targets"], f"{where} targets")
+        targets = read_targets(keys["targets"], f"{where} targets")
         for target in targets:
             if target.kind not in kinds:
                 raise SpecError(
@@ -314,27 +301,6 @@ def _read_supply(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     if type(seed) is not int:
         raise SpecError(f"{where} seed", f"is not an integer, got {seed!r}", "Correct the value.")
     return {"type": kind, "seed": seed, "ranges": ranges} if keys else {}
-
-
-def _read_devices(table: Mapping[str, Any], file: str) -> dict[str, Mapping[str, Any]]:
-    devices: dict[str, Mapping[str, Any]] = {}
-    for text, overrides in table.items():
-        where = f'{file} [target."{text}"]'
-        target = parse_target(text, where)
-        if not isinstance(overrides, dict):
-            raise SpecError(where, f"is not a table, got {overrides!r}", "Write for instance sm-count = 132.")
-        devices[str(target)] = {key.replace("-", "_"): value for key, value in overrides.items()}
-    return devices
-
-
-def _targets(value: Any, where: str) -> tuple[Target, ...]:
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-        raise SpecError(
-            where, f"is not a list of strings, got {value!r}", 'Write targets = ["cuda:sm_90a", "llvm:x86-64-v3"].'
-        )
-    return tuple(dict.fromkeys(parse_target(item, where) for item in value))
 
 
 def _refuse_overlap(kernels: Sequence[KernelSpec]) -> None:
