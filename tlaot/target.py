@@ -4,6 +4,9 @@ A target is written ``kind`` or ``kind:arch``: ``cuda:sm_90a``,
 ``llvm:x86-64-v3`` (Apache TVM on the CPU), ``c:x86-64-v3`` (TileLang on the
 CPU). A CPU architecture is an instruction level of the x86-64 psABI; it is never
 ``native``, so that a wheel means the same on every machine.
+
+A virtual CUDA architecture, ``cuda:compute_80``, stands for PTX, which the driver of the user's machine compiles. Authors
+do not write it: a spec's ``ptx = true`` adds it, and manifests and locks name it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,15 @@ from dataclasses import dataclass
 
 from .errors import SpecError
 
-__all__ = ["CPU_LEVELS", "DEFAULT_CPU_LEVEL", "DLPACK_CPU", "DLPACK_CUDA", "Target", "parse_target"]
+__all__ = [
+    "CPU_LEVELS",
+    "DEFAULT_CPU_LEVEL",
+    "DLPACK_CPU",
+    "DLPACK_CUDA",
+    "Target",
+    "parse_target",
+    "read_target",
+]
 
 # Device type codes of the DLPack standard (dlpack.h, DLDeviceType).
 DLPACK_CPU = 1
@@ -26,7 +37,17 @@ CPU_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
 # Every x86-64 server processor since 2015 (Haswell, Zen) has AVX2 and FMA.
 DEFAULT_CPU_LEVEL = "x86-64-v3"
 
-_CUDA_ARCH = re.compile(r"sm_(\d{2,3})([af]?)")
+_CUDA_ARCH = re.compile(r"(sm|compute)_(\d{2,3})([af]?)")
+
+# Systems on a chip (TX1, TX2, Xavier, Orin, 8.8, Thor under its number before CUDA 13 and after). "Binary compatibility is
+# supported only for the desktop. It is not supported for Tegra. Also, the binary compatibility between desktop and Tegra is not
+# supported" (CUDA C++ Programming Guide, "Binary Compatibility"). 8.8 is in no list of desktop devices; GB10 (12.1) is named in
+# the table of families beside 12.0.
+_TEGRA = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)})
+
+# Architectures from which on there are features of one architecture (PTX ISA 8.0, CUDA 12.0), and of a family (PTX ISA 8.8,
+# CUDA 12.9).
+_FIRST_OF_SUFFIX = {"": (0, 0), "a": (9, 0), "f": (10, 0)}
 
 
 @dataclass(frozen=True)
@@ -64,40 +85,76 @@ class Target:
         return CPU_LEVELS.index(self.arch) + 1
 
     @property
+    def is_virtual(self) -> bool:
+        """Whether the device code is PTX, which the driver compiles, and not machine code."""
+        return self.is_cuda and self._cuda_match()[1] == "compute"
+
+    @property
+    def virtual(self) -> Target:
+        """The target whose PTX has this CUDA target's features: ``cuda:compute_80`` for ``cuda:sm_80``."""
+        return Target(self.kind, self._cuda_match().expand(r"compute_\2\3"))
+
+    @property
+    def sm(self) -> str:
+        """The name by which compilers know the features of a CUDA target: ``sm_80``, also for ``compute_80``."""
+        return self._cuda_match().expand(r"sm_\2\3")
+
+    @property
     def capability(self) -> tuple[int, int]:
         """Compute capability of a CUDA target, ``(9, 0)`` for ``sm_90a``."""
-        digits = self._cuda_match()[1]
-        return int(digits[:-1]), int(digits[-1])
+        return _capability(self._cuda_match())
 
     @property
     def cuda_suffix(self) -> str:
         """``"a"`` (this architecture only), ``"f"`` (its family) or ``""``."""
-        return self._cuda_match()[2]
+        return self._cuda_match()[3]
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether a device of this compute capability executes this CUDA target's machine code.
+        """Whether a device of this compute capability executes this CUDA target's code, machine code or PTX.
 
-        The rule is NVIDIA's (CUDA C++ Programming Guide, "Binary Compatibility" and
-        "Feature Set Compiler Targets"): plain code runs on the same major version with an equal
-        or higher minor one; ``f`` code on the same family with an equal or higher minor one; ``a``
-        code on exactly its own architecture.
+        The rule is NVIDIA's (CUDA Programming Guide, "Binary Compatibility" and "Family-Specific Compatibility"; ``ptxas
+        --help``, "gpu-name"): ``a`` code runs on exactly its own architecture; ``f`` code on its family with an equal or higher
+        minor version; plain machine code on the same major version with an equal or higher minor one, where neither is a
+        system on a chip (Jetson, Drive), which runs its own alone; plain PTX on every equal or higher version.
         """
-        major, minor = self.capability
+        own = self.capability
+        if capability == own:
+            return True
         if self.cuda_suffix == "a":
-            return capability == (major, minor)
-        return capability[0] == major and capability[1] >= minor
+            return False
+        if self.is_virtual and not self.cuda_suffix:
+            return capability > own
+        if capability[0] != own[0] or capability[1] < own[1]:
+            return False
+        # 10.1 was a family of its own (CUDA 12.9's table) before it became 11.0.
+        apart = {(10, 1)} if self.cuda_suffix == "f" else _TEGRA
+        return not apart & {own, capability}
 
-    def preference(self) -> tuple[int, ...]:
-        """Sort key among targets that run on one device: the largest is the most specific."""
-        if self.is_cuda:
-            return (*self.capability, {"": 0, "f": 1, "a": 2}[self.cuda_suffix])
-        return (self.cpu_rank,)
+    def preference(self, capability: tuple[int, int] | None = None) -> tuple[int, ...]:
+        """Sort key among targets that run on one device: the largest is what it should run.
+
+        Args:
+            capability: The CUDA device's compute capability; None where it is not known.
+
+        Returns:
+            For CUDA: machine code before PTX; then the device's very architecture, then its family's code, then what else runs
+            there, the newest architecture first. For the CPU: the highest level first.
+        """
+        if not self.is_cuda:
+            return (self.cpu_rank,)
+        suffix = ("", "f", "a").index(self.cuda_suffix)
+        fit = 2 if self.capability == capability else min(suffix, 1)
+        return (not self.is_virtual, fit, *self.capability, suffix)
 
     def _cuda_match(self) -> re.Match[str]:
         match = _CUDA_ARCH.fullmatch(self.arch)
         if match is None:
             raise SpecError(f"target {self}", "is not a CUDA target", "Write for instance cuda:sm_90a.")
         return match
+
+
+def _capability(match: re.Match[str]) -> tuple[int, int]:
+    return int(match[2][:-1]), int(match[2][-1])
 
 
 def parse_target(text: str, where: str = "target") -> Target:
@@ -108,17 +165,27 @@ def parse_target(text: str, where: str = "target") -> Target:
         where: What to call the place of the text in an error.
 
     Raises:
+        SpecError: The kind or the architecture is not known, or is one of PTX.
+    """
+    target = read_target(text, where)
+    if target.is_virtual:
+        raise SpecError(
+            where,
+            f"{text!r} is PTX, which is kept beside machine code and not declared as a target",
+            f"Declare cuda:{target.sm}, and write ptx = true in [tlaot] or [[kernel]] to keep its PTX too.",
+        )
+    return target
+
+
+def read_target(text: str, where: str = "target") -> Target:
+    """Read a target as tlaot writes it in manifests and locks: as :func:`parse_target`, and PTX, ``"cuda:compute_80"``.
+
+    Raises:
         SpecError: The kind or the architecture is not known.
     """
     kind, _, arch = text.partition(":")
     if kind == "cuda":
-        if not _CUDA_ARCH.fullmatch(arch):
-            raise SpecError(
-                where,
-                f"a cuda target names an architecture, got {text!r}",
-                "Write cuda:sm_80, cuda:sm_90a, cuda:sm_100a ... (sm_90a, not sm_90, for kernels that use wgmma).",
-            )
-        return Target(kind, arch)
+        return _cuda_target(text, arch, where)
     if kind in ("llvm", "c"):
         arch = arch or DEFAULT_CPU_LEVEL
         if arch == "native":
@@ -139,3 +206,21 @@ def parse_target(text: str, where: str = "target") -> Target:
         f"unknown target kind {kind!r} in {text!r}",
         "Known kinds: cuda:sm_XX, llvm:LEVEL (Apache TVM on the CPU), c:LEVEL (TileLang on the CPU).",
     )
+
+
+def _cuda_target(text: str, arch: str, where: str) -> Target:
+    match = _CUDA_ARCH.fullmatch(arch)
+    if not match:
+        raise SpecError(
+            where,
+            f"a cuda target names an architecture, got {text!r}",
+            "Write cuda:sm_80, cuda:sm_90a, cuda:sm_100a ... (sm_90a, not sm_90, for kernels that use wgmma).",
+        )
+    first = _FIRST_OF_SUFFIX[match[3]]
+    if _capability(match) < first:
+        raise SpecError(
+            where,
+            f"there is no {arch!r}: architectures have {match[3]!r} code from {match[1]}_{first[0]}{first[1]} on",
+            f"Write cuda:{match[1]}_{match[2]}.",
+        )
+    return Target("cuda", arch)

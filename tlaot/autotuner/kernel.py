@@ -13,7 +13,7 @@ from ..errors import DispatchError, LoadError, PackageError
 from ..manifest import FileDigest, Param, Variant
 from ..runtime.call import Described
 from ..runtime.load import EXECUTABLE, Kernel
-from ..target import Target, parse_target
+from ..target import Target, read_target
 from ..tune.files import write_atomically
 from ..tune.package import Packed, write_packed
 from ..tune.supply import Supply
@@ -86,7 +86,7 @@ class TunedKernel(Kernel):
     @property
     def target(self) -> Target:
         """What it was compiled for."""
-        return parse_target(self.packed.variant.target)
+        return read_target(self.packed.variant.target)
 
     @property
     def latency(self) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..errors import CallError, DispatchError, did_you_mean
 from ..manifest import Param, Variant
-from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, parse_target
+from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, read_target
 
 __all__ = [
     "Argument",
@@ -140,7 +140,12 @@ def pick_variant(
         by_workload.setdefault(_spell_workload(variant), []).append(variant)
     if len(by_workload) > 1:
         raise _ambiguous(where, [group[0] for group in by_workload.values()])
-    return max(exact, key=lambda v: (_target(v.target).preference(), -(v.latency.get("latency") or 0.0), v.target))
+    return max(exact, key=lambda v: _merit(v, place))
+
+
+def _merit(variant: Variant, place: Place) -> tuple[Any, ...]:
+    preference = _target(variant.target).preference(place.capability)
+    return preference, -(variant.latency.get("latency") or 0.0), variant.target
 
 
 def describe_params(variant: Variant) -> str:
@@ -379,7 +384,7 @@ def _volume(variant: Variant) -> int:
 
 @cache
 def _target(text: str) -> Target:
-    return parse_target(text, "manifest")
+    return read_target(text, "manifest")
 
 
 def _spell_param(param: Param) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import CallError, LoadError, PackageError, did_you_mean
 from ..manifest import MANIFEST_NAME, FileDigest, Manifest, Variant, read_manifest, verify_file
-from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, parse_target
+from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
 from .device import cuda_capability
 from .dispatch import Place, check_factory_names, describe_params, pick_variant, resolve
@@ -230,7 +230,7 @@ class Kernel:
             check_factory_names(self._where, self.variants, factory_args)
             raise CallError(self._where, "no argument is a tensor, so the device is unknown", "Pass a tensor.")
         device_type, device_id = call.device
-        if device_type == DLPACK_CUDA and any(parse_target(v.target).is_cuda for v in self.variants):
+        if device_type == DLPACK_CUDA and any(read_target(v.target).is_cuda for v in self.variants):
             return Place(device_type, device_id, capability=cuda_capability(device_id))
         place = Place(device_type, device_id)
         if device_type != DLPACK_CPU:
@@ -241,7 +241,7 @@ class Kernel:
 
     def _cpu_level(self, fitting: Sequence[Variant]) -> int | None:
         """Rank of this processor's instruction level; the binaries themselves know how to ask."""
-        lowest = min(fitting, key=lambda v: parse_target(v.target).cpu_rank)
+        lowest = min(fitting, key=lambda v: read_target(v.target).cpu_rank)
         level = int(self._module(lowest)[_CPU_LEVEL]())
         if not 0 <= level <= len(CPU_LEVELS):
             raise LoadError(self._where, f"{EXECUTABLE} names CPU level {level}", "Build the package again.")

@@ -134,7 +134,7 @@ def device_for(target: Target, overrides: Mapping[str, Any] | None = None) -> De
                 f"no device of compute capability {'.'.join(map(str, target.capability))} is known",
                 f"Describe it: give {', '.join(map(_spelt, needed))} there.",
             )
-    return replace(base, **overrides, arch=target.arch, capability=target.capability)
+    return replace(base, **overrides, arch=target.sm, capability=target.capability)
 
 
 # The device that this process answers for, and what it was asked.

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import BuildError, SpecError
 from ..manifest import param_to_json
-from ..target import Target, parse_target
+from ..target import Target, read_target
 from .bound import Bound
 from .callables import check_callables, expand_configs, expand_shapes, resolve
 from .child import Rejected
@@ -55,7 +55,7 @@ def preload(arguments: Sequence[str]) -> list[int]:
     started: list[int] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker a core: its libraries must not start teams
     if arguments[1:]:
-        target = parse_target(arguments[1])
+        target = read_target(arguments[1])
         _impersonate(target, json.loads(arguments[2]))
         if target.is_cuda:
             common, flags = _usual_headers(arguments[0], target)
@@ -67,7 +67,7 @@ def preload(arguments: Sequence[str]) -> list[int]:
 def _usual_headers(frontend: str, target: Target) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What most sources of a frontend include, and the flags that they are compiled with."""
     flags = tilelang_headers.default_flags(os.environ) if frontend == "tilelang" else None
-    return ((), ()) if flags is None else (tilelang_headers.common_headers(target.arch), flags)
+    return ((), ()) if flags is None else (tilelang_headers.common_headers(target.sm), flags)
 
 
 def make(arguments: Sequence[str]) -> Answer:
@@ -89,7 +89,7 @@ class Worker:
 
     def answer(self, request: Mapping[str, Any], announce: Announce) -> Mapping[str, Any]:
         """Answer ``expand`` (shapes and configs) or ``build`` (one candidate)."""
-        target = parse_target(request["target"])
+        target = read_target(request["target"])
         announce("start")
         self._asked = _impersonate(target, request["device"])
         if request["op"] == "expand":
