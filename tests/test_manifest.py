@@ -19,6 +19,7 @@ from tlaot.manifest import (
     digest_of,
     dumps,
     loads,
+    place_of,
     read_manifest,
     variant_dumps,
     variant_loads,
@@ -165,6 +166,20 @@ def test_read_manifest_of_a_missing_file(tmp_path: Path) -> None:
     for path in (tmp_path / "manifest.json", tmp_path):
         with pytest.raises(PackageError, match=str(path)):
             read_manifest(path)
+
+
+def test_where_a_file_lies() -> None:
+    """In the variant's folder, or where it is stored; nowhere outside of the package."""
+    one = dataclasses.replace(sample().kernels["mul"].variants[0], stored={"params.json": "mul/x/y/params.json"})
+    assert place_of(one, "executable.so") == f"{one.path}/executable.so"
+    assert place_of(one, "params.json") == "mul/x/y/params.json"
+    with pytest.raises(PackageError, match="no kernel.cubin"):
+        place_of(one, "kernel.cubin")
+    for outside in ("/etc/passwd", "../x/params.json", "a/../../params.json"):
+        with pytest.raises(PackageError, match="no params.json"):
+            place_of(dataclasses.replace(one, stored={"params.json": outside}), "params.json")
+    with pytest.raises(PackageError, match="no executable.so"):
+        place_of(dataclasses.replace(one, path="../mul"), "executable.so")
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"abcd\0", b"abcD", None])

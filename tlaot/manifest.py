@@ -13,7 +13,7 @@ import json
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .errors import PackageError
@@ -29,6 +29,7 @@ __all__ = [
     "digest_of",
     "dumps",
     "loads",
+    "place_of",
     "read_manifest",
     "variant_dumps",
     "variant_loads",
@@ -195,6 +196,20 @@ def variant_loads(data: bytes, where: str = VARIANT_NAME) -> tuple[str, Variant]
     except (KeyError, TypeError, AttributeError) as error:
         raise PackageError(where, f"the variant's entry lacks a field ({error!r})", _REBUILD) from None
     return kernel, replace(variant, files={**variant.files, VARIANT_NAME: digest_of(data)})
+
+
+def place_of(variant: Variant, name: str) -> str:
+    """Where a file of a variant lies, relative to the manifest's folder, with ``/``: in the variant's folder, or in that of
+    another variant with equal content.
+
+    Raises:
+        PackageError: The variant has no such file, or names a place outside the package.
+    """
+    place = variant.stored.get(name, f"{variant.path}/{name}")
+    inside = PurePosixPath(place)
+    if name not in variant.files or inside.is_absolute() or ".." in inside.parts:
+        raise PackageError(variant.path, f"the variant has no {name} in this package, but names {place!r}", _REBUILD)
+    return place
 
 
 def read_manifest(path: Path) -> Manifest:
