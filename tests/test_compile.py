@@ -137,7 +137,7 @@ def test_closing_a_pool_does_not_wait(workshop: Workshop) -> None:
     time.sleep(0.5)
     start = time.monotonic()
     pool.close()
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 60, "it waited for a compiler that hangs for 600 s"
     outcomes = [future.result(0) for future in hanging[:2]]
     assert all(isinstance(outcome, Failed) and outcome.reason == "it was stopped" for outcome in outcomes)
     for future in hanging[2:]:

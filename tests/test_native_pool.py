@@ -234,7 +234,7 @@ say(time.process_time() - before)
 """,
         loops,
     )
-    assert said[0] < 0.01
+    assert said[0] < 0.1, "a thread that spins takes 0.5 s"
 
 
 def test_fewer_threads_where_the_system_refuses_them(loops: tuple[Path, Path]) -> None:

@@ -5,19 +5,21 @@ The folder is that of one variant in a package (README, "What ships"): a saved r
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import LoadError, PackageError
 from ..manifest import VARIANT_NAME, Variant
-from ..target import Target, parse_target
+from ..target import Target, parse_target, read_target
 from ..tune.compile import EXECUTABLE
 from ..tune.package import Packed, Winner, pack_winner, plain_config, read_packed, write_packed
 from .args import CompileArgs
@@ -168,18 +170,19 @@ def save_packed(packed: Packed, path: str | Path) -> bool:
         staging = Path(scratch, "new")
         write_packed(staging, packed)
         _sync(staging)
-        for attempt in range(_ATTEMPTS):
-            try:
-                os.rename(staging, target)
-                return True
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            if _is_complete(target):  # another process was faster
-                return False
-            _refuse_foreign(target)
-            if _move_aside(target, Path(scratch, f"old{attempt}")):
-                return False
+        with _held(target.parent):
+            for attempt in range(_ATTEMPTS):
+                try:
+                    os.rename(staging, target)
+                    return True
+                except OSError as error:
+                    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                        raise
+                if _is_complete(target):  # another process was faster
+                    return False
+                _refuse_foreign(target)
+                if _move_aside(target, Path(scratch, f"old{attempt}")):
+                    return False
     raise PackageError(str(target), "others keep writing broken results here", "Save it elsewhere.")
 
 
@@ -192,6 +195,18 @@ def _open(
     except PackageError:
         libcode = None
     return AutotuneResult(kernel.latency, kernel.config, kernel.ref_latency, libcode, func, kernel)
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Whoever replaces a broken result has the folder to himself: nobody may step in where it has just been moved aside."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: results stay whole, two may both be the first
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _is_complete(folder: Path) -> bool:
@@ -249,7 +264,7 @@ def _check_target(variant: Variant, asked: Any, where: str) -> None:
     if asked is None or asked == "auto":
         return
     kind, arch = _asked(asked)
-    found = parse_target(variant.target)
+    found = read_target(variant.target)
     if kind == found.kind and (arch is None or _runs(found, parse_target(f"{kind}:{arch}", "compile_args.target"))):
         return
     raise LoadError(
