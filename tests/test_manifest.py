@@ -39,7 +39,10 @@ def sample() -> Manifest:
     one = dataclasses.replace(one, files=files, frontend={"name": "tvm", "version": "0.27"}, properties={"sms": 132})
     bare = variant("mul", [], [], {})
     bare = dataclasses.replace(bare, latency={"latency": None})
-    return Manifest("pkg", {"mul": Kernel("mul", (one, bare)), "none": Kernel("none", ())}, "0.1.0")
+    return Manifest("pkg", {"mul": Kernel("mul", (one, bare)), "none": Kernel("none", ())}, "0.1.0", *SPLIT)
+
+
+SPLIT = ({"name": "pkg", "version": "1.0"}, {"pkg-cuda-sm-90a": ("cuda:sm_90a",)})
 
 
 def test_round_trip() -> None:
@@ -48,7 +51,7 @@ def test_round_trip() -> None:
     text = dumps(manifest)
     assert loads(text) == loads(text.encode()) == manifest
     assert dumps(loads(text)) == text
-    swapped = Manifest("pkg", dict(reversed(list(manifest.kernels.items()))), "0.1.0")
+    swapped = Manifest("pkg", dict(reversed(list(manifest.kernels.items()))), "0.1.0", *SPLIT)
     assert dumps(swapped) == text
 
 

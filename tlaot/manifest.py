@@ -128,11 +128,17 @@ class Manifest:
         package: Import name of the package that embeds the kernels.
         kernels: Kernels by name.
         writer: Version of tlaot that wrote the manifest.
+        project: ``"name"`` and ``"version"`` of the distribution that the package is of, where its wheel was split; a companion
+            has its main wheel's.
+        companions: What other wheels of a split have: their distributions' names, each with its targets. A kernel that is
+            in companions only has no variants here.
     """
 
     package: str
     kernels: Mapping[str, Kernel]
     writer: str
+    project: Mapping[str, str] = field(default_factory=dict)
+    companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def digest_of(data: bytes) -> FileDigest:
@@ -146,6 +152,8 @@ def dumps(manifest: Manifest) -> str:
         "format": FORMAT_VERSION,
         "package": manifest.package,
         "writer": manifest.writer,
+        "project": dict(manifest.project),
+        "companions": {name: list(targets) for name, targets in manifest.companions.items()},
         "kernels": {name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()},
     }
     return _seal(body)
@@ -166,8 +174,10 @@ def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
                 name: Kernel(name, tuple(_variant_from_json(v) for v in variants))
                 for name, variants in body["kernels"].items()
             },
+            project=dict(body["project"]),
+            companions={name: tuple(targets) for name, targets in body["companions"].items()},
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PackageError(where, f"the kernel manifest lacks a field ({error!r})", _REBUILD) from None
 
 
