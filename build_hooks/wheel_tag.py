@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..elf import EM_AARCH64, EM_CUDA, EM_X86_64, DynamicInfo, is_elf, read_dynamic
+from ..elf import EM_AARCH64, EM_CUDA, EM_X86_64, DynamicInfo, glibc_of, is_elf, read_dynamic
 
 __all__ = ["Audit", "audit_platform"]
 
@@ -24,10 +24,6 @@ _OLDEST = {"x86_64": (2, 5), "aarch64": (2, 17)}
 
 # glibc's own libraries; all in the list of libraries that PEP 513 lets a wheel need.
 _GLIBC = re.compile(r"(lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+)")
-_VERSION = re.compile(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?")
-
-# Not a number, but a feature of the dynamic linker that came with one.
-_FEATURES = {"GLIBC_ABI_DT_RELR": (2, 36)}
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def audit_platform(root: Path) -> Audit:
         if foreign:
             return Audit(f"linux_{machine}", f"{name} needs {foreign[0]}, which no manylinux profile promises")
         for version in elf.versions:
-            required = _glibc_of(version)
+            required = glibc_of(version)
             if required is None:
                 return Audit(f"linux_{machine}", f"{name} needs symbol version {version}, which no profile promises")
             if required > lowest:
@@ -82,8 +78,3 @@ def _machine_of(files: Iterable[DynamicInfo]) -> str:
     if len(machines) == 1 and machines <= set(_MACHINES):
         return _MACHINES[machines.pop()]
     return sysconfig.get_platform().removeprefix("linux-").replace("-", "_").replace(".", "_")
-
-
-def _glibc_of(version: str) -> tuple[int, int] | None:
-    match = _VERSION.fullmatch(version)
-    return (int(match[1]), int(match[2])) if match else _FEATURES.get(version)
