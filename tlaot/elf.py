@@ -142,7 +142,8 @@ def device_image(data: bytes, where: str) -> bytes | None:
         BuildError: ``data`` is not a 64-bit little-endian ELF file, or is truncated.
     """
     try:
-        _read_sections(data, where)  # the same checks
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise ValueError("it does not begin as one of this machine's kind")
         image = section_contents(data).get(IMAGE_SECTION)
     except (struct.error, IndexError, ValueError) as error:
         raise BuildError(where, f"is a damaged ELF file ({error})", "Build it again.") from None
@@ -216,6 +217,9 @@ def section_contents(data: bytes) -> dict[str, bytes]:
     rows = [struct.unpack_from("<IIQQQQ", data, offset + i * size) for i in range(count)]
     start, length = rows[strings][4:6]
     names = data[start : start + length]
+    for row in rows:
+        if row[1] != _SHT_NOBITS and row[4] + row[5] > len(data):
+            raise ValueError(f"section {_text(names, row[0])} ends past the end of the file")
     return {_text(names, row[0]): b"" if row[1] == _SHT_NOBITS else data[row[4] : row[4] + row[5]] for row in rows}
 
 

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from ..elf import DynamicInfo, read_dynamic, section_names
+from ..elf import IMAGE_SECTION, DynamicInfo, is_elf, read_dynamic, section_names
 from ..errors import BuildError
 from ..target import Target
 from .files import write_atomically
@@ -46,20 +46,21 @@ _ALLOWED_LIBRARIES = (
     "ld-linux-x86-64.so.2",
     "ld-linux-aarch64.so.1",
 )
-_IMAGE = """
-__asm__(".pushsection .rodata.tlaot_image,\\"a\\",%progbits\\n"
+# A section of its own, so that whoever has only the stripped file finds the image and its exact size (elf.device_image).
+_IMAGE = f"""
+__asm__(".pushsection {IMAGE_SECTION},\\"a\\",%progbits\\n"
         "    .balign 64\\n"
         "    .globl tlaot_image\\n"
         "    .hidden tlaot_image\\n"
         "tlaot_image:\\n"
-        "    .incbin \\"kernel.cubin\\"\\n"
+        "    .incbin \\"image\\"\\n"
         "    .popsection");
 """
 
 
 def link_executable(
     lowered: Lowered,
-    cubin: bytes | None,
+    image: bytes | None,
     target: Target,
     kernel_name: str,
     scratch: Path,
@@ -70,7 +71,7 @@ def link_executable(
 
     Args:
         lowered: The kernel as its frontend lowered it.
-        cubin: Compiled device code, for a CUDA target.
+        image: Compiled device code, for a CUDA target: a cubin, or for a virtual architecture the text of its PTX.
         target: What it is for.
         kernel_name: The name that error messages carry, at build and at run time.
         scratch: A folder for intermediate files; the fixed C sources are compiled once in it. Processes may share it.
@@ -80,13 +81,13 @@ def link_executable(
     Raises:
         BuildError: The host code does not compile or link, or the result would not load on other machines.
     """
-    if target.is_cuda and cubin is None:
-        raise BuildError(kernel_name, "a cuda target was linked without device code")
+    if target.is_cuda and (image is None or is_elf(image) == target.is_virtual):
+        raise BuildError(kernel_name, f"{target} was linked without {'PTX' if target.is_virtual else 'a cubin'}")
     scratch.mkdir(parents=True, exist_ok=True)
     fixed = _fixed_objects(target, scratch, toolchain.host, kernel_name)
     with tempfile.TemporaryDirectory(prefix="link-", dir=scratch) as folder:
         work = Path(folder)
-        flags, objects = _write_unit(lowered, cubin, target, kernel_name, work, toolchain.host)
+        flags, objects = _write_unit(lowered, image, target, kernel_name, work, toolchain.host)
         exports = sorted(_exports(target))
         (work / "exports.map").write_text("{ global: " + "".join(f"{name}; " for name in exports) + "local: *; };\n")
         # One process compiles and links: starting the compiler's parts is most of what this costs.
@@ -173,7 +174,7 @@ def _fixed_objects(target: Target, scratch: Path, host: HostCompiler, where: str
 
 
 def _write_unit(
-    lowered: Lowered, cubin: bytes | None, target: Target, where: str, work: Path, host: HostCompiler
+    lowered: Lowered, image: bytes | None, target: Target, where: str, work: Path, host: HostCompiler
 ) -> tuple[list[str], list[str]]:
     """Write ``unit.c``: the plan, host code in C, and the device code; its flags, and objects of other host code."""
     (work / "plan.c").write_text(plan_source(lowered, target, where), encoding="utf-8")
@@ -192,8 +193,9 @@ def _write_unit(
         flags += lowered.host_flags
     else:
         objects.append(_cxx_object(lowered, target, where, work, host))
-    if cubin is not None:
-        (work / "kernel.cubin").write_bytes(cubin)
+    if image is not None:
+        # The driver reads PTX up to its terminating zero.
+        (work / "image").write_bytes(image if is_elf(image) else image + b"\0")
         unit.append(_IMAGE)
     (work / "unit.c").write_text("".join(unit), encoding="utf-8")
     return [f"-ffile-prefix-map={NATIVE}=tlaot", *flags], objects
