@@ -9,15 +9,14 @@ import re
 import struct
 from dataclasses import dataclass
 
-from .elf import cubin_architecture, is_elf, section_contents
+from .elf import cubin_target, is_elf, section_contents
 from .errors import BuildError
 
 __all__ = ["Image", "read_image"]
 
-# The assembler's own note (CUDA 13): its name, its release, and the options that it was called with.
+# The assembler's own note (CUDA 13; earlier for newer architectures): its name, release and options.
 _TOOL_NOTE = ".note.nv.tkinfo"
 _RELEASE = re.compile(rb"release (\d+\.\d+),")
-_ARCH = re.compile(rb"-arch (sm_\d+[af]?) ")
 
 _VERSION = re.compile(r"^\s*\.version\s+(\d+)\.(\d+)\s*$", re.MULTILINE)
 _TARGET = re.compile(r"^\s*\.target\s+sm_(\d+[af]?)\b", re.MULTILINE)
@@ -32,7 +31,7 @@ class Image:
 
     Attributes:
         arch: What it was compiled for: ``"sm_90a"``, for PTX ``"compute_80"``.
-        exact: Whether the architecture's suffix is known; it is of PTX, and of cubins since CUDA 13.
+        exact: Whether the architecture's suffix is known; it is of PTX, and of most cubins.
         toolkit: Release of CUDA that made a cubin, ``"13.0"``, or that first read PTX of this version; "" where that is not known.
     """
 
@@ -63,15 +62,13 @@ def read_image(image: bytes, where: str) -> Image:
 
 
 def _read_cubin(image: bytes, where: str) -> Image:
-    number = cubin_architecture(image, where)
+    arch, exact = cubin_target(image, where)
     try:
         note = section_contents(image).get(_TOOL_NOTE, b"")
     except (struct.error, IndexError, ValueError) as error:
         raise BuildError(where, f"the cubin is damaged ({error})", "Build it again.") from None
-    arch, release = _ARCH.search(note), _RELEASE.search(note)
-    named = arch[1].decode() if arch else ""
-    exact = named.rstrip("af") == f"sm_{number}"
-    return Image(named if exact else f"sm_{number}", exact, release[1].decode() if release else "")
+    release = _RELEASE.search(note)
+    return Image(arch, exact, release[1].decode() if release else "")
 
 
 def _read_ptx(image: bytes, where: str) -> Image:
