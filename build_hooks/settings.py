@@ -31,6 +31,8 @@ KEYS = ("tune", "targets", "jobs", "keep")
 # them): a build leaves them alone.
 RUN_TIME_VARIABLES = (
     "TLAOT_NUM_THREADS",
+    "TLAOT_OVERLAY",
+    "TLAOT_PATH",
     "TLAOT_CACHE_DIR",
     "TLAOT_DISABLE_CACHE",
     "TLAOT_AUTO_TUNING_DISABLE_CACHE",

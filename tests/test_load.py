@@ -100,7 +100,7 @@ def test_packages_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PackageError, match="is not installed"):
         tlaot.load("pk_that_is_not_there")
-    with pytest.raises(PackageError, match=r"pytest \d+\.\d+.*\n.*pip wheel \. -w dist"):
+    with pytest.raises(PackageError, match=r"(?s)pytest \d+\.\d+.*TLAOT_PATH: not set\n.*pip wheel \. -w dist"):
         tlaot.load("pytest")
     (tmp_path / "pk_module.py").write_text("")
     with pytest.raises(PackageError, match="is a single module"):
@@ -112,7 +112,7 @@ def test_packages_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pk-edit\nVersion: 1.2\n")
     (info / "top_level.txt").write_text("pk_edit\n")
     (info / "direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
-    with pytest.raises(PackageError, match=r"pk-edit 1\.2, editable.*\nAn editable install packages no kernels"):
+    with pytest.raises(PackageError, match=r"(?s)pk-edit 1\.2, editable.*\nAn editable install packages no kernels"):
         tlaot.load("pk_edit")
 
 
@@ -201,7 +201,7 @@ def test_a_manifest_cannot_point_out_of_its_folder(tmp_path: Path, path: str) ->
 
     one = dataclasses.replace(variant("add", PARAMS, [2], {}), path=path, files={"executable.so": digest_of(b"")})
     kernels = load_module.open_manifest(Manifest("p", {"add": Kernel("add", (one,))}, "0"), tmp_path)
-    with pytest.raises(PackageError, match="in this folder"):
+    with pytest.raises(PackageError, match="in this package"):
         kernels.add(*arrays())
 
 

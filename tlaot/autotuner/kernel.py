@@ -44,7 +44,7 @@ class TunedKernel(Kernel):
     def __init__(self, packed: Packed, folder: Path, config: Mapping[str, Any] | None = None) -> None:
         # The folder is the variant's own.
         one = replace(packed.variant, path=".")
-        super().__init__(packed.kernel, packed.kernel, [one], folder)
+        super().__init__(packed.kernel, packed.kernel, [(one, folder)])
         self.packed = packed
         self.function: Callable[..., Any] = self._module(one)["tlaot_call"]
         # The author's own objects, where they are at hand: JSON has none of a dtype.
@@ -53,7 +53,7 @@ class TunedKernel(Kernel):
     def copy(self, config: Mapping[str, Any] | None = None) -> TunedKernel:
         """Another kernel object of the same loaded library; ``config`` as in :func:`open_packed`."""
         made = TunedKernel.__new__(TunedKernel)
-        Kernel.__init__(made, self.name, self.name, self.variants, self._folder)
+        Kernel.__init__(made, self.name, self.name, [(one, self._folders[id(one)]) for one in self.variants])
         made._modules.update(self._modules)
         made.packed, made.function = self.packed, self.function
         made._config = _copied(self._config if config is None else config)

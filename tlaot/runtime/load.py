@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..errors import CallError, LoadError, PackageError, did_you_mean
-from ..manifest import MANIFEST_NAME, FileDigest, Manifest, Variant, read_manifest, verify_file
+from ..errors import CallError, DispatchError, LoadError, PackageError, did_you_mean
+from ..manifest import FileDigest, Manifest, Variant, place_of, verify_file
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
 from .device import cuda_capability
 from .dispatch import Place, check_factory_names, describe_params, pick_variant, resolve
-from .locate import find_manifest
+from .places import Folders, Home, find_homes, merge_homes, missing_companions, pack_homes, spell_homes, unpack_homes
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
 
@@ -44,17 +44,23 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def load(package: str) -> Kernels:
-    """The kernels that were packaged in an installed package.
+def load(package: str, path: Folders | None = None) -> Kernels:
+    """The kernels of an installed package.
 
-    Reads one JSON file and imports tvm_ffi. The package is not imported, no device is touched and no binary is loaded
+    They are looked for in the package, in its companions (distributions with an entry point of its name in the group
+    ``tlaot.kernels``), and in the folders of ``TLAOT_PATH``; together they are one set.
+
+    Reads a JSON file a place and imports tvm_ffi. The package is not imported, no device is touched and no binary is loaded
     until a kernel is called.
 
     Args:
         package: Import name of the package that embeds the kernels.
+        path: A folder, or several, to look into in place of those of ``TLAOT_PATH``: each holds ``<package>/_tlaot`` or a
+            ``manifest.json``.
 
     Raises:
-        PackageError: The package is not installed, has no kernels, or its manifest is damaged or of a newer format.
+        PackageError: There are no kernels of the package; a manifest is damaged or of another format; two places have a kernel for
+            the same target and shape; a companion belongs to another version of the package; a folder is not there.
         LoadError: The package is inside a zip archive.
     """
     # Imported here, not at the first call: a fork while some thread's first call imports it would leave the child waiting for
@@ -62,21 +68,21 @@ def load(package: str) -> Kernels:
     import tvm_ffi  # noqa: F401
 
     try:
-        path = find_manifest(package)
+        homes = find_homes(package, path)
     except PackageError:
         if not building:
             raise
-        return Kernels(Manifest(package, {}, ""), Path())
-    return open_manifest(read_manifest(path), path.parent)
+        return Kernels(package, [])
+    return Kernels(package, homes)
 
 
 def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
     """The kernels of a manifest whose files are under a folder."""
-    return Kernels(manifest, Path(folder))
+    return Kernels(manifest.package, [Home(Path(folder), "the package", manifest, "")])
 
 
-def _reopen(folder: Path, name: str | None = None) -> Any:
-    kernels = open_manifest(read_manifest(folder / MANIFEST_NAME), folder)
+def _reopen(package: str, homes: Iterable[Any], name: str | None = None) -> Any:
+    kernels = Kernels(package, unpack_homes(homes))
     return kernels if name is None else kernels[name]
 
 
@@ -94,19 +100,19 @@ def load_function(path: Path, expected: FileDigest) -> Callable[..., Any]:
 class Kernels:
     """The kernels of one package, by attribute or by item: ``kernels.matmul``, ``kernels["matmul"]``."""
 
-    def __init__(self, manifest: Manifest, folder: Path) -> None:
-        self._manifest = manifest
-        self._folder = folder
+    def __init__(self, package: str, homes: Sequence[Home]) -> None:
+        self._package = package
+        self._homes = tuple(homes)
         self._kernels = {
-            name: Kernel(f"{manifest.package}.{name}", name, kernel.variants, folder)
-            for name, kernel in sorted(manifest.kernels.items())
+            name: Kernel(f"{package}.{name}", name, located, homes=self._homes)
+            for name, located in merge_homes(homes).items()
         }
         # As plain attributes: __getattr__ costs half a microsecond a call.
         vars(self).update({name: k for name, k in self._kernels.items() if not hasattr(type(self), name)})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy, in this process or another, finds the package where it was; loaded libraries do not travel.
-        return _reopen, (self._folder,)
+        return _reopen, (self._package, pack_homes(self._homes))
 
     def __getattr__(self, name: str) -> Kernel:
         # Called for names that are not attributes; looking them up in a half-made object must not recurse.
@@ -134,24 +140,37 @@ class Kernels:
         return sorted({*super().__dir__(), *self._kernels})
 
     def __repr__(self) -> str:
-        return f"<tlaot.Kernels of {self._manifest.package}: {', '.join(self._kernels) or 'none'}>"
+        more = spell_homes(self._homes)
+        return f"<tlaot.Kernels of {self._package}: {', '.join(self._kernels) or 'none'}{f'; also from {more}' if more else ''}>"
 
     def _unknown(self, name: str) -> str:
         if str(name).startswith("__"):
             return name
         hint = did_you_mean(str(name), self._kernels) or f"; it has {', '.join(self._kernels) or 'none'}"
-        return f"package {self._manifest.package} has no kernel {name!r}{hint}"
+        return f"package {self._package} has no kernel {name!r}{hint}"
 
 
 class Kernel:
-    """All packaged variants of one kernel; calling it runs the one that fits the arguments."""
+    """All packaged variants of one kernel; calling it runs the one that fits the arguments.
 
-    def __init__(self, where: str, name: str, variants: Sequence[Variant], folder: Path) -> None:
+    Args:
+        where: The kernel in messages, ``"package.name"``.
+        name: Its name.
+        located: Its variants, each with the folder that its path is relative to.
+        homes: All places of the package's kernels.
+    """
+
+    def __init__(
+        self, where: str, name: str, located: Iterable[tuple[Variant, Path]], homes: tuple[Home, ...] = ()
+    ) -> None:
+        located = tuple(located)
+        variants = tuple(variant for variant, _ in located)
         self.name = name
-        self.variants = tuple(variants)
+        self.variants = variants
         self._where = where
-        self._folder = folder
-        self._modules: dict[str, Any] = {}
+        self._homes = homes
+        self._folders = {id(variant): folder for variant, folder in located}
+        self._modules: dict[Path, Any] = {}
         self._strides = any(p.strides is not None for v in variants for p in v.params)
         self._probes = ProbeTable(where, self._strides, dtypes=_tell_by_dtype(variants))
         self._callers: dict[Hashable, Caller] = {}
@@ -197,7 +216,7 @@ class Kernel:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._folder, self.name)
+        return _reopen, (self._where.rpartition(".")[0], pack_homes(self._homes), self.name)
 
     def resolve(self, *args: Any, **factory_args: Any) -> Variant:
         """The variant that a call with these arguments runs; raises what the call would."""
@@ -222,8 +241,37 @@ class Kernel:
         return caller
 
     def _pick(self, call: Described, factory_args: Mapping[str, Any]) -> Variant:
+        if not self.variants:
+            factory_args = {}  # whatever they are: the companion that knows them is not installed
         place = self._place(call, factory_args)
-        return pick_variant(self._where, self.variants, call.arguments, place, factory_args)
+        try:
+            return pick_variant(self._where, self.variants, call.arguments, place, factory_args)
+        except DispatchError as error:
+            raise self._name_companions(error, place) from None
+
+    def _name_companions(self, error: DispatchError, place: Place) -> DispatchError:
+        """Have a refusal say which companion to install, where one has kernels for the device."""
+        missing = missing_companions(self._homes)
+        if place.device_type != DLPACK_CUDA or not missing:
+            return error
+        try:
+            capability = cuda_capability(place.device_id)
+        except LoadError:
+            return error
+
+        def runs(target: str) -> bool:
+            parsed = read_target(target, "manifest")
+            return parsed.is_cuda and parsed.runs_on(capability)
+
+        fitting = {name: list(filter(runs, targets)) for name, targets in missing.items()}
+        fitting = {name: targets for name, targets in fitting.items() if targets}
+        if not fitting:
+            return error
+        targets = ", ".join(sorted({target for found in fitting.values() for target in found}))
+        remedy = f"Kernels for {targets} are in a companion that is not installed: pip install {' '.join(fitting)}"
+        if any(runs(variant.target) for variant in self.variants):
+            remedy = f"{error.remedy}\n{remedy}"
+        return DispatchError(error.where, error.what, remedy)
 
     def _place(self, call: Described, factory_args: Mapping[str, Any]) -> Place:
         if call.device is None:
@@ -248,14 +296,15 @@ class Kernel:
         return level
 
     def _module(self, variant: Variant) -> Any:
-        module = self._modules.get(variant.path)
+        folder = self._folders[id(variant)]
+        path = folder / place_of(variant, EXECUTABLE)
+        module = self._modules.get(path)
         if module is not None:
             return module
         with _loading:
-            module = self._modules.get(variant.path)
+            module = self._modules.get(path)
             if module is None:
-                path, digest = _executable_of(self._folder, variant)
-                module = self._modules[variant.path] = _load_module(path, digest)
+                module = self._modules[path] = _load_module(path, variant.files[EXECUTABLE])
         return module
 
 
@@ -266,15 +315,6 @@ def _no_caller(args: tuple[Any, ...]) -> Any:
 def _tell_by_dtype(variants: Sequence[Variant]) -> bool:
     """Whether dispatch needs the arguments' dtypes; where it does not, the kernel's own check of them is enough."""
     return len({tuple(p.dtype for p in v.params) for v in variants}) > 1
-
-
-def _executable_of(folder: Path, variant: Variant) -> tuple[Path, FileDigest]:
-    inside = PurePosixPath(variant.path)
-    if inside.is_absolute() or ".." in inside.parts or EXECUTABLE not in variant.files:
-        raise PackageError(
-            str(folder), f"the variant {variant.path!r} has no {EXECUTABLE} in this folder", "Build the package again."
-        )
-    return folder.joinpath(*inside.parts, EXECUTABLE), variant.files[EXECUTABLE]
 
 
 def _load_module(path: Path, expected: FileDigest) -> Any:

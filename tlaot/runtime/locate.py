@@ -10,11 +10,11 @@ from pathlib import Path
 from ..errors import CallError, LoadError, PackageError
 from ..manifest import FOLDER, MANIFEST_NAME
 
-__all__ = ["find_manifest", "package_folders"]
+__all__ = ["archive_of", "explain_absence", "find_manifest", "package_folders"]
 
 
 def find_manifest(package: str) -> Path:
-    """Path of ``<package>/_tlaot/manifest.json``.
+    """Path of ``<package>/_tlaot/manifest.json``: of what the package itself ships, not its companions.
 
     Args:
         package: Import name of the package that embeds the kernels, ``"sample_pkg"`` or ``"a.b"``.
@@ -29,13 +29,13 @@ def find_manifest(package: str) -> Path:
         if manifest.is_file():
             return manifest
     for folder in folders:
-        if _archive_of(folder) is not None:
+        if archive_of(folder) is not None:
             raise LoadError(
                 f"package {package}",
-                f"is imported from the archive {_archive_of(folder)}",
+                f"is imported from the archive {archive_of(folder)}",
                 "Shared libraries load from files only: install the package (pip install), or unpack the archive.",
             )
-    raise PackageError(f"package {package}", *_why_without(package, folders))
+    raise PackageError(f"package {package}", *explain_absence(package, folders))
 
 
 def package_folders(package: str) -> list[Path]:
@@ -88,11 +88,12 @@ def _locations(spec: ModuleSpec) -> list[str]:
         return list(found.submodule_search_locations or ()) if found else []
 
 
-def _archive_of(folder: Path) -> Path | None:
+def archive_of(folder: Path) -> Path | None:
+    """The zip archive that a folder of a package is in."""
     return next((parent for parent in folder.parents if parent.is_file()), None)
 
 
-def _why_without(package: str, folders: list[Path]) -> tuple[str, str]:
+def explain_absence(package: str, folders: list[Path]) -> tuple[str, str]:
     """What is installed in place of a package with kernels, and how to build one."""
     if not folders:
         return "is a single module, and has no folder that kernels could be in", "Name the package that embeds them."
