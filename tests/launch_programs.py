@@ -18,8 +18,9 @@ from tlaot.manifest import VARIANT_NAME, Variant, digest_of, variant_dumps
 from tlaot.target import parse_target
 from tlaot.tune.frontends.lowered import DeviceKernel, Lowered
 from tlaot.tune.link import EXECUTABLE
+from tlaot.tune.nvcc import compile_cuda
 from tlaot.tune.package import Packed, write_packed
-from tlaot.tune.toolchain import CudaCompiler, compile_cuda, find_nvcc
+from tlaot.tune.toolchain import CudaCompiler, find_nvcc
 
 __all__ = ["PROGRAMS", "compile_programs", "compile_source", "pack"]
 

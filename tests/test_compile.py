@@ -21,9 +21,10 @@ from tlaot.tune.child import Failed
 from tlaot.tune.compile import Built, CompilePool, Workshop, compile_candidates, expand_kernel
 from tlaot.tune.forkserver import close_servers
 from tlaot.tune.frontends import Lowered
+from tlaot.tune.nvcc import DeviceCode
 from tlaot.tune.plan import Candidate, Workload
 from tlaot.tune.spec import KernelSpec, Profile
-from tlaot.tune.toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, find_toolchain
+from tlaot.tune.toolchain import CudaCompiler, HostCompiler, Toolchain, find_toolchain
 
 HERE = Path(__file__).parent
 LLVM, HOPPER = parse_target("llvm:x86-64-v3"), parse_target("cuda:sm_90a")
@@ -203,10 +204,10 @@ def test_equal_device_code_is_compiled_once_by_all_who_come_at_once(
 ) -> None:
     compiled: list[Path] = []
 
-    def compile_slowly(source: str, target: Any, flags: Any, out: Path, *rest: Any, **more: Any) -> Cubin:
+    def compile_slowly(source: str, target: Any, flags: Any, out: Path, *rest: Any, **more: Any) -> DeviceCode:
         compiled.append(out)
         time.sleep(0.3)
-        return Cubin(b"\x7fELF" + source.encode(), 32, 0, 128, "log")
+        return DeviceCode(b"\x7fELF" + source.encode(), 32, 0, 128, "log")
 
     monkeypatch.setattr(worker, "compile_cuda", compile_slowly)
     with ThreadPoolExecutor(6) as pool:
@@ -215,7 +216,7 @@ def test_equal_device_code_is_compiled_once_by_all_who_come_at_once(
             for shape in range(6)
         ]
     assert len(compiled) == 1
-    assert {future.result() for future in made} == {Cubin(b"\x7fELFsame", 32, 0, 128, "log")}
+    assert {future.result() for future in made} == {DeviceCode(b"\x7fELFsame", 32, 0, 128, "log")}
 
 
 def test_whoever_is_killed_while_compiling_blocks_nobody(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from tlaot.target import parse_target
 from tlaot.tune.bound import TensorLayout
 from tlaot.tune.frontends import DeviceKernel, Lowered
 from tlaot.tune.link import link_executable
-from tlaot.tune.toolchain import Toolchain, compile_cuda, find_cc, find_nvcc
+from tlaot.tune.nvcc import compile_cuda
+from tlaot.tune.toolchain import Toolchain, find_cc, find_nvcc
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tilelang") is None, reason="tilelang is not installed")
 

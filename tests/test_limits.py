@@ -12,7 +12,8 @@ from tlaot.target import parse_target
 from tlaot.tune.devices import device_for
 from tlaot.tune.frontends.lowered import DeviceKernel
 from tlaot.tune.limits import find_excess, find_excess_after_compiling, find_excess_in_error
-from tlaot.tune.toolchain import Cubin, compile_cuda, find_nvcc
+from tlaot.tune.nvcc import DeviceCode, compile_cuda
+from tlaot.tune.toolchain import find_nvcc
 
 HOPPER = parse_target("cuda:sm_90a")
 KIB = 1024
@@ -22,8 +23,8 @@ def kernel(dyn_shared: int | None = 0, threads: int | None = 128) -> DeviceKerne
     return DeviceKernel("k", (), (), ("dyn_shared", "cooperative", "cluster.x"), dyn_shared, threads)
 
 
-def cubin(registers: int = 32, static_shared: int = 0) -> Cubin:
-    return Cubin(b"", registers, 0, static_shared, "")
+def cubin(registers: int = 32, static_shared: int = 0) -> DeviceCode:
+    return DeviceCode(b"", registers, 0, static_shared, "")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_the_largest_of_several_kernels_is_held_against_the_smallest_launch() ->
     assert find_excess_after_compiling(kernels, cubin(128, 48 * KIB), device, HOPPER) is None
 
 
-def _compile(source: str, tmp_path: Path) -> Cubin:
+def _compile(source: str, tmp_path: Path) -> DeviceCode:
     try:
         compiler = find_nvcc(os.environ)
     except BuildError:

@@ -69,15 +69,19 @@ class Workshop:
     toolchain: Toolchain
     devices: Mapping[str, Mapping[str, Any]]
 
+    def device_of(self, target: Target) -> Mapping[str, Any]:
+        """Overrides of a target's device; PTX is for the device of the target that it is made of."""
+        return self.devices.get(f"cuda:{target.sm}" if target.is_virtual else str(target), {})
+
     def worker(self, frontend: str, target: Target) -> Child:
         """A worker of one frontend that takes a target's device for the one in the machine."""
-        arguments, path = _kind(frontend, target, self.devices.get(str(target), {}), self.search_path)
+        arguments, path = _kind(frontend, target, self.device_of(target), self.search_path)
         server = find_server(_WORKER, arguments, path, self.environ)
         return Child(_WORKER, arguments, path, self.log, self.environ, server)
 
     def warm(self, frontend: str, target: Target) -> None:
         """Have what workers and measuring children need imported while the caller goes on."""
-        warm(frontend, target, self.search_path, self.environ, self.devices.get(str(target), {}))
+        warm(frontend, target, self.search_path, self.environ, self.device_of(target))
         try:
             find_server(_MEASURER, ["cuda" if target.is_cuda else "cpu"], self.search_path, self.environ).warm()
         except CannotStart:
@@ -136,7 +140,7 @@ def expand_kernel(
     request = {
         "op": "expand",
         "target": str(target),
-        "device": workshop.devices.get(str(target), {}),
+        "device": workshop.device_of(target),
         "shapes": kernel.shapes if isinstance(kernel.shapes, str) else [dict(shape) for shape in kernel.shapes],
         "configs": kernel.configs if isinstance(kernel.configs, str) else [dict(config) for config in kernel.configs],
         "callables": {
@@ -252,7 +256,7 @@ def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | 
     request = {
         "op": "build",
         "target": str(workload.target),
-        "device": workshop.devices.get(str(workload.target), {}),
+        "device": workshop.device_of(workload.target),
         "toolchain": asdict(workshop.toolchain),
         "name": kernel.name,
         "factory": kernel.factory,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..target import Target
 from .devices import Device
 from .frontends.lowered import DeviceKernel
-from .toolchain import Cubin
+from .nvcc import DeviceCode
 
 __all__ = ["find_excess", "find_excess_after_compiling", "find_excess_in_error"]
 
@@ -30,21 +30,21 @@ def find_excess(kernels: Sequence[DeviceKernel], device: Device, target: Target)
 
 
 def find_excess_after_compiling(
-    kernels: Sequence[DeviceKernel], cubin: Cubin, device: Device, target: Target
+    kernels: Sequence[DeviceKernel], code: DeviceCode, device: Device, target: Target
 ) -> str | None:
     """Why compiled code fits no device of the target; None where it may fit.
 
     What the compiler says is the largest of all kernels of the source; it is held against the smallest launch.
     """
     dynamic = min((kernel.dyn_shared or 0 for kernel in kernels), default=0)
-    if cubin.static_shared + dynamic > device.shared_memory:
-        return _shared(cubin.static_shared + dynamic, device, target)
+    if code.static_shared + dynamic > device.shared_memory:
+        return _shared(code.static_shared + dynamic, device, target)
     threads = min((kernel.threads or 1 for kernel in kernels), default=1)
     # A warp's registers are handed out in units of 256 (CUDA's occupancy calculator, compute capability 3.0 to 12.x).
-    registers = -(-threads // device.warp_size) * -(-cubin.registers * device.warp_size // 256) * 256
+    registers = -(-threads // device.warp_size) * -(-code.registers * device.warp_size // 256) * 256
     if registers > device.registers:
         return (
-            f"needs {registers} registers per block ({cubin.registers} for each of {threads} threads), "
+            f"needs {registers} registers per block ({code.registers} for each of {threads} threads), "
             f"{target} has {device.registers}"
         )
     return None

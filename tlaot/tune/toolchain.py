@@ -11,35 +11,26 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..elf import cubin_architecture
-from ..errors import BuildError, SpecError, TlaotError
-from ..target import Target
+from ..errors import BuildError, SpecError
 from . import nvrtc
-from .precompiled import Headers
-from .processes import Spawned, fork_quietly, kill_trees
+from .processes import Spawned, kill_trees
 
 __all__ = [
-    "Cubin",
     "CudaCompiler",
     "HostCompiler",
     "Toolchain",
-    "compile_cuda",
     "find_cc",
     "find_nvcc",
     "find_toolchain",
-    "preload_cuda",
     "run_tool",
 ]
 
 _INSTALL_CC = "Install one: apt-get install gcc g++ (Debian, Ubuntu), dnf install gcc gcc-c++ (Fedora), or set CC."
 _INSTALL_NVCC = "Install CUDA 12.8 or later, or: pip install 'nvidia-cuda-nvcc>=13' 'nvidia-cuda-runtime>=13' 'nvidia-cuda-cccl>=13'"
-_PLACE_FLAGS = ("-lineinfo", "--generate-line-info", "-G", "--device-debug", "-g", "--debug")
 
 
 @dataclass(frozen=True)
@@ -88,27 +79,6 @@ class Toolchain:
 
     host: HostCompiler
     cuda: CudaCompiler | None = None
-
-
-@dataclass(frozen=True)
-class Cubin:
-    """Compiled device code.
-
-    Attributes:
-        data: The cubin.
-        registers: Registers a thread, of the kernel that uses most.
-        spills: Bytes spilled a thread (stores and loads), of the kernel that spills most.
-        static_shared: Bytes of static shared memory, of the kernel that uses most.
-        log: What the compiler said.
-        maker: What compiled it: ``"nvcc 13.0"`` or ``"nvrtc 13.0"``.
-    """
-
-    data: bytes
-    registers: int
-    spills: int
-    static_shared: int
-    log: str
-    maker: str = ""
 
 
 def run_tool(
@@ -277,138 +247,3 @@ def find_toolchain(environ: Mapping[str, str], cuda: bool) -> Toolchain:
         BuildError: A tool is missing; the message says how to install it.
     """
     return Toolchain(find_cc(environ), find_nvcc(environ) if cuda else None)
-
-
-def preload_cuda(
-    environ: Mapping[str, str], target: Target, common: Sequence[str] = (), flags: Sequence[str] = ()
-) -> tuple[Headers | None, list[int]]:
-    """Load NVRTC, where it is found, before a fork: this process and those forked from it share precompiled headers.
-
-    Args:
-        environ: The environment.
-        target: The CUDA target to come.
-        common: Headers of which most sources include some; a process of its own begins to precompile them.
-        flags: The frontend's flags of most sources.
-
-    Returns:
-        For :func:`compile_cuda`; and the numbers of the processes that were started and that nobody waits for.
-    """
-    try:
-        compiler = find_nvcc(environ)
-    except TlaotError:  # said by the process that needs a compiler
-        return None, []
-    headers = nvrtc.preload(compiler.nvrtc, common) if compiler.nvrtc else None
-    split = nvrtc.split_flags(flags)
-    if headers is None or split is None:
-        return headers, []
-    front = _front_flags(split, compiler)
-    begun = nvrtc.precompile_ahead(headers, target.arch, front, compiler.nvrtc, compiler.version)
-    if begun is None:
-        return headers, []
-    claim, work = begun
-    return headers, [fork_quietly(work, claim.lock)]
-
-
-def _front_flags(split: nvrtc.Flags, compiler: CudaCompiler) -> list[str]:
-    return [*split.nvrtc, *(f"-I{folder}" for folder in compiler.include)]
-
-
-def compile_cuda(
-    source: str,
-    target: Target,
-    flags: Sequence[str],
-    scratch: Path,
-    timeout: float,
-    compiler: CudaCompiler,
-    where: str = "nvcc",
-    headers: Headers | None = None,
-) -> Cubin:
-    """Compile CUDA C++ to a cubin; the same source and compiler give the same bytes, wherever ``scratch`` is.
-
-    NVRTC compiles, in this process, what it can; what it refuses goes to nvcc.
-
-    Args:
-        source: CUDA C++.
-        target: A CUDA target.
-        flags: Extra flags of the frontend (include folders, ``-std``).
-        scratch: A folder for intermediate files; processes may share it.
-        timeout: Seconds after which nvcc and all its children are killed. NVRTC itself cannot be interrupted.
-        compiler: What ``find_nvcc`` found.
-        where: What to call the source in an error.
-        headers: NVRTC's precompiled headers, of :func:`preload_cuda`; None for none.
-
-    Raises:
-        BuildError: nvcc fails, runs out of time, or compiled for another architecture.
-    """
-    for flag in flags:
-        if flag in _PLACE_FLAGS:
-            raise BuildError(where, f"{flag} records paths of this machine in what ships", "Remove the flag.")
-    deadline = time.monotonic() + timeout
-    scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="nvcc-", dir=scratch) as folder:
-        work = Path(folder)
-        made = _run_nvrtc(source, target, flags, work, deadline, compiler, where, headers) if compiler.nvrtc else None
-        data, log, maker = made or _run_nvcc(source, target, flags, work, deadline, compiler, where)
-    built, wanted = cubin_architecture(data, where), int(re.sub(r"\D", "", target.arch))
-    if built != wanted:
-        raise BuildError(where, f"nvcc compiled for sm_{built}, expected {target.arch}", "Remove -arch flags.")
-    return Cubin(data, *_resource_usage(log), log, f"{maker} {compiler.version}")
-
-
-def _run_nvcc(
-    source: str,
-    target: Target,
-    flags: Sequence[str],
-    work: Path,
-    deadline: float,
-    compiler: CudaCompiler,
-    where: str,
-) -> tuple[bytes, str, str]:
-    number = target.arch.removeprefix("sm_")
-    command = [compiler.nvcc, "-cubin", "-O3", "-gencode", f"arch=compute_{number},code=sm_{number}"]
-    command += ["--ptxas-options=-v", *([f"-ccbin={compiler.host}"] if compiler.host else [])]
-    command += [*compiler.flags, *flags, "-o", "kernel.cubin", "device_kernel.cu"]
-    (work / "device_kernel.cu").write_text(source, encoding="utf-8")
-    # nvcc's own temporary files go with the folder, also when it is killed.
-    log = run_tool(command, where, deadline - time.monotonic(), cwd=work, extra_environ={"TMPDIR": str(work)})
-    return (work / "kernel.cubin").read_bytes(), log, "nvcc"
-
-
-def _run_nvrtc(
-    source: str,
-    target: Target,
-    flags: Sequence[str],
-    work: Path,
-    deadline: float,
-    compiler: CudaCompiler,
-    where: str,
-    headers: Headers | None,
-) -> tuple[bytes, str, str] | None:
-    """NVRTC, then nvcc's ptxas; None where either refuses, so that the error shown is nvcc's."""
-    split = nvrtc.split_flags(flags)
-    if split is None:
-        return None
-    front = _front_flags(split, compiler)
-    ptx, log = nvrtc.compile_to_ptx(source, target.arch, front, compiler.nvrtc, compiler.version, headers)
-    if ptx is None:
-        return None
-    (work / "device_kernel.ptx").write_text(nvrtc.drop_unused_constants(ptx), encoding="utf-8")
-    command = [compiler.ptxas, f"-arch={target.arch}", "-m64", "-v", *split.ptxas]
-    try:
-        said = run_tool([*command, "device_kernel.ptx", "-o", "kernel.cubin"], where, deadline - time.monotonic(), work)
-    except BuildError:
-        if time.monotonic() >= deadline:
-            raise
-        return None
-    return (work / "kernel.cubin").read_bytes(), log + said, "nvrtc"
-
-
-def _resource_usage(log: str) -> tuple[int, int, int]:
-    """Registers, spilled bytes and static shared memory, from ``ptxas -v``; each the largest of all kernels."""
-
-    def largest(pattern: str) -> int:
-        return max((sum(int(g) for g in m.groups()) for m in re.finditer(pattern, log)), default=0)
-
-    registers = largest(r"Used (\d+) registers")
-    spills = largest(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-    return registers, spills, largest(r"(\d+) bytes smem")

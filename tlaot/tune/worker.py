@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..elf import is_elf
 from ..errors import BuildError, SpecError
 from ..manifest import param_to_json
 from ..target import Target, read_target
@@ -29,9 +30,10 @@ from .files import dump_json, write_atomically
 from .frontends import Lowered, import_frontend, tilelang_headers
 from .limits import find_excess, find_excess_after_compiling, find_excess_in_error
 from .link import link_executable
+from .nvcc import DeviceCode, compile_cuda, preload_cuda
 from .plan import canonical
 from .precompiled import Headers
-from .toolchain import Cubin, CudaCompiler, HostCompiler, Toolchain, compile_cuda, preload_cuda
+from .toolchain import CudaCompiler, HostCompiler, Toolchain
 
 Announce = Callable[[str], None]
 Answer = Callable[[Mapping[str, Any], Announce], Mapping[str, Any]]
@@ -129,7 +131,7 @@ class Worker:
         if twice:
             raise TypeError(f"out_idx names the parameter {sorted(twice)[0]} twice")
         scratch, out = Path(request["scratch"]), Path(request["out"])
-        cubin = None
+        code = None
         if lowered.device_source is not None:
             lowered = replace(lowered, device_flags=(*lowered.device_flags, *request.get("compile_flags", ())))
             device = device_for(target, request["device"])
@@ -137,7 +139,7 @@ class Worker:
             _reject(find_excess(lowered.kernels, device, target))
             announce("device-compile")
             try:
-                cubin = _compile_device(lowered, target, toolchain, scratch, out, request["timeout"])
+                code = _compile_device(lowered, target, toolchain, scratch, out, request["timeout"])
             except BuildError as error:
                 reason = find_excess_in_error(error.what, target)
                 if reason is None:
@@ -145,19 +147,17 @@ class Worker:
                 announce("prune")
                 raise Rejected(reason) from error
             announce("prune")
-            _reject(find_excess_after_compiling(lowered.kernels, cubin, device, target))
+            _reject(find_excess_after_compiling(lowered.kernels, code, device, target))
         announce("link")
-        link_executable(
-            lowered, None if cubin is None else cubin.data, target, request["name"], scratch, out, toolchain
-        )
-        _keep_sources(lowered, cubin, out)
+        link_executable(lowered, None if code is None else code.data, target, request["name"], scratch, out, toolchain)
+        _keep_sources(lowered, code, out)
         return {
             "params": [param_to_json(param) for param in lowered.params],
             "out_idx": list(lowered.out_idx),
             "frontend": dict(lowered.frontend),
             "asked": {**self._asked, **lowered.asked},
-            "registers": None if cubin is None else cubin.registers,
-            "compiler": None if cubin is None else cubin.maker,
+            "registers": None if code is None else code.registers,
+            "compiler": None if code is None else code.maker,
         }
 
 
@@ -185,7 +185,7 @@ def _temporary_files(scratch: Path) -> Iterator[None]:
 
 def _compile_device(
     lowered: Lowered, target: Target, toolchain: Toolchain, scratch: Path, out: Path, timeout: float
-) -> Cubin:
+) -> DeviceCode:
     """Compile device code, or take it from a candidate or shape that gave the same source, also from one that is being compiled."""
     assert lowered.device_source is not None
     if toolchain.cuda is None:
@@ -196,8 +196,8 @@ def _compile_device(
     with _locked(cached.with_suffix(".lock")):
         if cached.is_file():
             kept = json.loads(cached.read_bytes())
-            return Cubin(**{**kept, "data": base64.b64decode(kept["data"])})
-        cubin = compile_cuda(
+            return DeviceCode(**{**kept, "data": base64.b64decode(kept["data"])})
+        code = compile_cuda(
             lowered.device_source,
             target,
             lowered.device_flags,
@@ -206,8 +206,8 @@ def _compile_device(
             toolchain.cuda,
             headers=_headers,
         )
-        write_atomically(cached, dump_json({**asdict(cubin), "data": base64.b64encode(cubin.data).decode()}))
-        return cubin
+        write_atomically(cached, dump_json({**asdict(code), "data": base64.b64encode(code.data).decode()}))
+        return code
 
 
 @contextmanager
@@ -231,10 +231,10 @@ def _toolchain(body: Mapping[str, Any]) -> Toolchain:
     return Toolchain(HostCompiler(**tuples(body["host"])), None if cuda is None else CudaCompiler(**tuples(cuda)))
 
 
-def _keep_sources(lowered: Lowered, cubin: Cubin | None, out: Path) -> None:
+def _keep_sources(lowered: Lowered, code: DeviceCode | None, out: Path) -> None:
     if lowered.host_source is not None:
         write_atomically(out / "host_kernel.c", lowered.host_source.encode())
     if lowered.device_source is not None:
         write_atomically(out / "device_kernel.cu", lowered.device_source.encode())
-    if cubin is not None:
-        write_atomically(out / "kernel.cubin", cubin.data)
+    if code is not None:
+        write_atomically(out / ("kernel.cubin" if is_elf(code.data) else "kernel.ptx"), code.data)

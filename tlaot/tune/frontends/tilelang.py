@@ -111,7 +111,7 @@ def _version(package: str) -> str:
 
 def _backend_context(target: Target) -> BackendContext:
     if target.is_cuda:
-        return create_backend_context({"kind": "cuda", "arch": target.arch}, None, "tvm_ffi")
+        return create_backend_context({"kind": "cuda", "arch": target.sm}, None, "tvm_ffi")
     if target.kind == "c":
         return create_backend_context({"kind": "c"}, None, "cython")
     raise ValueError(f"the tilelang frontend compiles for cuda and c targets, got {target}")

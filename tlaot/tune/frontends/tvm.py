@@ -235,7 +235,7 @@ def _lower_llvm(function: Any, params: tuple[Param, ...], target: Target) -> Low
 
 def _lower_cuda(function: Any, params: tuple[Param, ...], target: Target) -> Lowered:
     build = importlib.import_module("tvm.tirx.build")  # the package's attribute of that name is the function
-    full = tvm.target.Target({"kind": "cuda", "arch": target.arch}, host={"kind": "c"})
+    full = tvm.target.Target({"kind": "cuda", "arch": target.sm}, host={"kind": "c"})
     symbol = str(function.attrs["global_symbol"])
     module = tirx.transform.BindTarget(full)(tvm.IRModule({symbol: function}))
     pipeline, finalize_host, finalize_device = tirx.get_default_tir_pipeline(full)
