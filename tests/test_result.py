@@ -74,7 +74,11 @@ def winner(tmp_path: Path) -> MakeWinner:
         built = Built(folder, digest_of(binary), tuple(params), out_idx, {"name": "tvm", "version": "0"}, {})
         config = {"block": 2, "order": [1, 2]} if config is None else config
         return Winner(
-            Workload(kernel, parsed, {"N": 4} if shape is None else shape, (config,)), config, built, latency, "a CPU"
+            Workload(kernel, parsed, {"N": 4} if shape is None else shape, (config,)),
+            config,
+            built,
+            latency,
+            {"device": "a CPU"},
         )
 
     return make
@@ -593,6 +597,23 @@ def test_a_variant_of_a_package_is_a_result(winner: MakeWinner, tmp_path: Path) 
     assert loaded is not None
     assert (loaded.kernel(*arrays()) == 5).all()
     assert loaded.config == {"block": 2, "order": [1, 2]}
+
+
+def test_a_variant_that_shares_its_binary_is_loaded_from_a_package(winner: MakeWinner, tmp_path: Path) -> None:
+    """From the folder that holds it; saved again, the result has a folder of its own that needs no other."""
+    twins = [winner(sources=True), winner(sources=True, shape={"N": 5})]
+    files = write_package(tmp_path / "_tlaot", "pk", "0", twins, keep=True)
+    (second,) = [path for path in (tmp_path / "_tlaot").glob("add/*/N5")]
+    assert sum(file.name == "executable.so" for file in files) == 1
+    assert not (second / "executable.so").exists()
+    result = AutotuneResult.load_from_disk(second)
+    assert result is not None and result.libcode == "__global__ void add();\n"
+    assert (result.kernel(*arrays()) == 5).all()
+    result.save_to_disk(tmp_path / "own")
+    shutil.rmtree(tmp_path / "_tlaot")
+    again = AutotuneResult.load_from_disk(tmp_path / "own")
+    assert again is not None and (again.kernel(*arrays()) == 5).all()
+    assert again.kernel.packed == result.kernel.packed
 
 
 def test_saved_results_are_packed(winner: MakeWinner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

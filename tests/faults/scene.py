@@ -220,12 +220,12 @@ class Scene:
 
     def check_package(self) -> Any:
         """Load the package's manifest and every file that it names, with their digests."""
-        from tlaot.manifest import read_manifest, verify_file
+        from tlaot.manifest import place_of, read_manifest, verify_file
 
         manifest = read_manifest(self.output / "manifest.json")
         for variant in manifest.kernels["copy"].variants:
             for name, digest in variant.files.items():
-                verify_file(self.output / variant.path / name, digest)
+                verify_file(self.output / place_of(variant, name), digest)
         return manifest
 
     def package_bytes(self) -> dict[str, bytes]:

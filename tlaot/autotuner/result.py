@@ -21,7 +21,15 @@ from ..errors import LoadError, PackageError
 from ..manifest import VARIANT_NAME, Variant
 from ..target import Target, parse_target, read_target
 from ..tune.compile import EXECUTABLE
-from ..tune.package import Packed, Winner, pack_winner, plain_config, read_packed, write_packed
+from ..tune.package import (
+    Packed,
+    Winner,
+    find_executable,
+    pack_winner,
+    plain_config,
+    read_packed,
+    write_packed,
+)
 from .args import CompileArgs
 from .kernel import TunedKernel, open_packed
 
@@ -106,7 +114,7 @@ class AutotuneResult:
         if compile_args is not None:
             _check_target(packed.variant, compile_args.target, str(folder))
             _check_out_idx(packed.variant, compile_args.out_idx, str(folder))
-        return _open(packed, folder, None)
+        return _open(packed, find_executable(folder).parent, None)
 
 
 def result_from_winner(

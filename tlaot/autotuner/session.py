@@ -108,7 +108,7 @@ def tune(
     if doubts:
         warnings.warn(f"tlaot: {workload.label}: {'; '.join(doubts)}", stacklevel=6)
     config = request.configs[winner.candidate.index]
-    return Winner(workload, config, winner.built, latency_of(record), device, doubts), record
+    return Winner(workload, config, winner.built, latency_of(record), {"device": device}, doubts), record
 
 
 def compile_only(
@@ -134,7 +134,7 @@ def compile_only(
             raise BuildError(
                 workload.label, f"{config}: {outcome.stage}: {outcome.reason}", f"{journal.path} has more."
             )
-        made.append(outcome if isinstance(outcome, Failed) else Winner(workload, config, outcome, nothing, "none"))
+        made.append(outcome if isinstance(outcome, Failed) else Winner(workload, config, outcome, nothing, {}))
     return made
 
 

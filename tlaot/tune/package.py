@@ -23,6 +23,7 @@ from ..manifest import (
     digest_of,
     dumps,
     param_to_json,
+    place_of,
     variant_dumps,
     variant_loads,
 )
@@ -34,6 +35,7 @@ from .plan import Workload
 __all__ = [
     "Packed",
     "Winner",
+    "find_executable",
     "pack_winner",
     "plain_config",
     "read_packed",
@@ -55,7 +57,7 @@ class Winner:
         config: The config that won.
         built: Its files and signature.
         latency: ``latency``, ``ref_latency``, ``default_latency`` in ms and ``spread``; None where not measured.
-        device: What it was measured on.
+        tuned: The evidence, as of :class:`~tlaot.manifest.Variant`: ``"device"``, ``"sm_count"``, ``"as"``; empty for none.
         doubts: Why its times are not to be trusted; empty where they are.
     """
 
@@ -63,13 +65,13 @@ class Winner:
     config: Mapping[str, Any]
     built: Built
     latency: Mapping[str, float | None]
-    device: str
+    tuned: Mapping[str, Any]
     doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The folder of one variant, in memory.
+    """The folder of one variant, in memory and whole: it refers to no other variant's files.
 
     Attributes:
         kernel: Name of the kernel.
@@ -102,6 +104,9 @@ def write_package(output: Path, package: str, writer: str, winners: Sequence[Win
 def write_folders(output: Path, package: str, writer: str, packed: Iterable[Packed]) -> tuple[Path, ...]:
     """:func:`write_package` for folders that are packed already, such as saved results.
 
+    A file that an earlier variant of the same target has too, JSON aside, is written once: ``Variant.stored``
+    says where.
+
     Raises:
         PackageError: Two of them have one kernel, target and shape, or one names a place outside the package.
     """
@@ -109,12 +114,18 @@ def write_folders(output: Path, package: str, writer: str, packed: Iterable[Pack
     staging = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
         variants = defaultdict(list)
+        places: dict[tuple[str, str, str], str] = {}
         for one in packed:
-            write_packed(_place(staging, one), one)
-            variants[one.kernel].append(one.variant)
+            folder = _place(staging, one)
+            shared = _share(one, places)
+            write_packed(folder, shared)
+            variants[one.kernel].append(shared.variant)
         kernels = {name: Kernel(name, tuple(found)) for name, found in sorted(variants.items())}
         (staging / MANIFEST_NAME).write_text(dumps(Manifest(package, kernels, writer)), encoding="utf-8")
-        os.chmod(staging, 0o755)  # mkdtemp's 0700 would reach the wheel
+        # Others read it, whatever the builder's umask is, and mkdtemp's 0700.
+        (staging / MANIFEST_NAME).chmod(0o644)
+        for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
+            folder.chmod(0o755)
         shutil.rmtree(output, ignore_errors=True)
         os.replace(staging, output)
     except BaseException:
@@ -149,15 +160,36 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
         properties={
             "variant": _variant_property(workload.target),
             "asked": dict(built.asked),
-            "device": winner.device,
             "checked": workload.kernel.check,
             **({"trusted": False, "notes": list(winner.doubts)} if winner.doubts else {}),
         },
+        tuned=dict(winner.tuned),
     )
-    kernel = workload.kernel.name
+    return _describe(workload.kernel.name, variant, contents)
+
+
+def _describe(kernel: str, variant: Variant, contents: Mapping[str, bytes]) -> Packed:
+    """With ``variant.json``, which says what is in the folder."""
     entry = variant_dumps(kernel, variant).encode()
     files = {**variant.files, VARIANT_NAME: digest_of(entry)}
     return Packed(kernel, replace(variant, files=files), {**contents, VARIANT_NAME: entry})
+
+
+def _share(packed: Packed, places: dict[tuple[str, str, str], str]) -> Packed:
+    """The variant less what an earlier one holds; ``places`` says where content lies, and is told what is new.
+
+    Content is shared within a target only, so that a package can be split by targets.
+    """
+    variant, stored = packed.variant, {}
+    for name, digest in sorted(variant.files.items()):
+        if not name.endswith(".json"):
+            place = places.setdefault((variant.target, name, digest.sha256), place_of(variant, name))
+            if place != place_of(variant, name):
+                stored[name] = place
+    if not stored:
+        return packed
+    contents = {name: data for name, data in packed.contents.items() if name not in stored}
+    return _describe(packed.kernel, replace(variant, stored=stored), contents)
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +198,7 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_packed(folder: Path, packed: Packed) -> None:
-    """Write a variant's files; the folder is made where it does not exist."""
+    """Write a variant's files, its own; the folder is made where it does not exist."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in packed.contents.items():
         (folder / name).write_bytes(data)
@@ -176,32 +208,65 @@ def write_packed(folder: Path, packed: Packed) -> None:
 def read_packed(folder: Path) -> Packed:
     """Read a variant's folder, in a package, a wheel's tree or anywhere else, and check every byte of it.
 
+    What its package has stored in another variant's folder is read from there, and the result is as if it were its own.
+
     Raises:
         PackageError: A file is missing, unreadable, or not the one that was packed; the message names it.
     """
-    entry = _read(folder / VARIANT_NAME)
-    try:
-        kernel, variant = variant_loads(entry, str(folder / VARIANT_NAME))
-    except PackageError as error:
-        raise PackageError(error.where, error.what, _AGAIN) from None
-    contents = {VARIANT_NAME: entry}
+    kernel, variant, contents = _read_entry(folder)
     for name, expected in variant.files.items():
-        if PurePosixPath(name).name != name or name == "..":
-            raise PackageError(str(folder / VARIANT_NAME), f"lists {name!r}, which is no file of its folder", _AGAIN)
         if name == VARIANT_NAME:
             continue
-        contents[name] = _read(folder / name)
+        path = _locate(folder, variant, name)
+        contents[name] = _read(path)
         found = digest_of(contents[name])
         if found != expected:
             raise PackageError(
-                str(folder / name),
+                str(path),
                 f"the file is not the one that was packed: {found.size} bytes with SHA-256 {found.sha256[:12]}..., "
                 f"{VARIANT_NAME} says {expected.size} bytes with {expected.sha256[:12]}...",
                 _AGAIN,
             )
     if EXECUTABLE not in contents:
         raise PackageError(str(folder / VARIANT_NAME), f"lists no {EXECUTABLE}", _AGAIN)
-    return Packed(kernel, variant, contents)
+    if not variant.stored:
+        return Packed(kernel, variant, contents)
+    return _describe(kernel, replace(variant, stored={}), contents)
+
+
+def find_executable(folder: Path) -> Path:
+    """The binary of a variant's folder; in a package it may lie in another variant's.
+
+    Raises:
+        PackageError: The folder's ``variant.json`` is missing or damaged.
+    """
+    return _locate(folder, _read_entry(folder)[1], EXECUTABLE)
+
+
+def _read_entry(folder: Path) -> tuple[str, Variant, dict[str, bytes]]:
+    entry = _read(folder / VARIANT_NAME)
+    try:
+        kernel, variant = variant_loads(entry, str(folder / VARIANT_NAME))
+    except PackageError as error:
+        raise PackageError(error.where, error.what, _AGAIN) from None
+    return kernel, variant, {VARIANT_NAME: entry}
+
+
+def _locate(folder: Path, variant: Variant, name: str) -> Path:
+    """Where a file of a variant lies whose folder this is, in its package or alone."""
+    if PurePosixPath(name).name != name or name == "..":
+        raise PackageError(str(folder / VARIANT_NAME), f"lists {name!r}, which is no file of its folder", _AGAIN)
+    if name not in variant.stored or (folder / name).is_file():
+        return folder / name
+    inside = PurePosixPath(variant.path)
+    real = folder.resolve()
+    if real.parts[-len(inside.parts) :] != inside.parts:
+        raise PackageError(
+            str(folder),
+            f"has no {name}: its package has it in {variant.stored[name]}, and this folder was taken out of it",
+            f"Name the folder inside its package, {variant.path}.",
+        )
+    return real.parents[len(inside.parts) - 1] / place_of(variant, name)
 
 
 def _read(path: Path) -> bytes:
@@ -247,4 +312,5 @@ def _variant_property(target: Target) -> str:
     if not target.is_cuda:
         rank = target.cpu_rank
         return f"x86_64 :: level :: v{rank}"
-    return f"nvidia :: sm_arch :: {target.arch.removeprefix('sm_')}_real"
+    number = target.arch.partition("_")[2]
+    return f"nvidia :: sm_arch :: {number}_{'virtual' if target.is_virtual else 'real'}"

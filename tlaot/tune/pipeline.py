@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from .. import __version__
 from ..errors import BuildError, SpecError, TuningError
-from ..manifest import read_manifest
+from ..manifest import place_of, read_manifest
 from ..target import Target, parse_target
 from .child import Child, Failed
 from .compile import EXECUTABLE, Built, CompilePool, Workshop, expand_kernel
@@ -327,7 +327,9 @@ def _conclude(tuned: Tuned, key: str, device: str, store: Store, site: Site) -> 
         if candidate.index != winner.candidate.index:
             store.drop_sources(candidate)
     site.journal.say(f"tlaot: {'; '.join([_summary(tuned, winner), *tuned.decision.notes])}")
-    return Winner(workload, winner.candidate.config, winner.built, latency_of(record), device, doubts_of(record))
+    return Winner(
+        workload, winner.candidate.config, winner.built, latency_of(record), {"device": device}, doubts_of(record)
+    )
 
 
 def _from_record(
@@ -351,7 +353,7 @@ def _from_record(
     if doubts:
         told += [*doubts, "TLAOT_TUNE=force on a quiet machine tunes again"]
     site.journal.say(f"tlaot: {workload.label}: {'; '.join(told)}")
-    return Winner(workload, candidate.config, built, latency_of(record), record["device"], doubts)
+    return Winner(workload, candidate.config, built, latency_of(record), {"device": record["device"]}, doubts)
 
 
 def _summary(tuned: Tuned, winner: Measured) -> str:
@@ -375,7 +377,7 @@ def _open_packaged(output: Path, site: Site) -> None:
     manifest = read_manifest(output / "manifest.json")
     variants = [variant for kernel in manifest.kernels.values() for variant in kernel.variants]
     candidates = [
-        {"path": str(output / variant.path / EXECUTABLE), "digest": asdict(variant.files[EXECUTABLE])}
+        {"path": str(output / place_of(variant, EXECUTABLE)), "digest": asdict(variant.files[EXECUTABLE])}
         for variant in variants
     ]
     child = site.workshop.measurer("cpu")
