@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class Built:
         frontend: What lowered it.
         asked: Device properties that the factory asked for.
         compiler: What compiled its device code, ``"nvrtc 13.0"``; "" for none, or where that is not known.
+        code: SHA-256 of what was generated: ``source``, and ``cubin`` or ``ptx``; empty where that is not known.
     """
 
     folder: Path
@@ -45,6 +46,7 @@ class Built:
     frontend: Mapping[str, str]
     asked: Mapping[str, Any]
     compiler: str = ""
+    code: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -285,4 +287,5 @@ def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | 
         frontend=answer["frontend"],
         asked=answer["asked"],
         compiler=answer["compiler"] or "",
+        code=answer["code"],
     )

@@ -102,6 +102,7 @@ class Store:
             "frontend": dict(built.frontend),
             "asked": dict(built.asked),
             "compiler": built.compiler,
+            "code": dict(built.code),
         }
         try:
             (built.folder / _BUILT).write_bytes(dump_json(body))
@@ -165,6 +166,7 @@ def _read_built(folder: Path) -> Built | None:
             frontend=body["frontend"],
             asked=body["asked"],
             compiler=str(body.get("compiler", "")),  # others have none
+            code=dict(body.get("code", {})),
         )
         whole = digest_of((folder / EXECUTABLE).read_bytes()) == built.digest
     except (OSError, ValueError, KeyError, TypeError, PackageError):

@@ -158,7 +158,18 @@ class Worker:
             "asked": {**self._asked, **lowered.asked},
             "registers": None if code is None else code.registers,
             "compiler": None if code is None else code.maker,
+            "code": _digest_code(lowered, code),
         }
+
+
+def _digest_code(lowered: Lowered, code: DeviceCode | None) -> dict[str, str]:
+    """SHA-256 of what was generated: the source (of the device, or of the host where there is none) and the device's code."""
+    source = lowered.device_source or lowered.host_source or lowered.host_object or b""
+    data = source.encode() if isinstance(source, str) else source
+    digests = {"source": hashlib.sha256(data).hexdigest()}
+    if code is not None:
+        digests["cubin" if is_elf(code.data) else "ptx"] = hashlib.sha256(code.data).hexdigest()
+    return digests
 
 
 def _reject(reason: str | None) -> None:
