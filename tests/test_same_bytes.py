@@ -1,0 +1,188 @@
+"""Same input, same bytes: wheels of one project that different people build in different places are equal.
+
+No build but the first tunes or has a measuring child: the others have its evidence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conftest import clean_environ, copy_project
+
+pytest.importorskip(
+    "tlaot.build_hooks", reason="tlaot is not installed here: pip install a wheel of it, as .ci/run does"
+)
+pytest.importorskip("tvm", reason="the project's kernels are lowered by apache-tvm")
+
+EPOCH = "1700000000"
+
+BUILD = """
+import os, sys
+umask, user, out = int(sys.argv[1], 8), int(sys.argv[2]), sys.argv[3]
+os.umask(umask)
+if user:
+    os.setgroups([]), os.setgid(user), os.setuid(user)
+import setuptools.build_meta as backend
+print(backend.build_wheel(out))
+"""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Somebody, somewhere.
+
+    Attributes:
+        folder: The project's folder, below a temporary one.
+        umask: His umask.
+        environ: Variables that are his own.
+        user: The user id to build as, where this process may become another one; 0 for its own.
+        mtime: When his files were checked out.
+    """
+
+    folder: str
+    umask: int = 0o022
+    environ: dict[str, str] = field(default_factory=dict)
+    user: int = 0
+    mtime: int = 1_600_000_000
+
+
+# Names that would be found again if they got into a wheel.
+AUTHOR = Builder("author", 0o022, {"USER": "authorsname", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0", "TZ": "UTC"})
+OTHERS = {
+    "another place, a careful umask, another locale and seed": Builder(
+        "in some/deeper folder/with spaces, and an umlaut: \u00e4/project-renamed",
+        0o077,
+        {"USER": "othersname", "LOGNAME": "othersname", "LC_ALL": "C", "PYTHONHASHSEED": "4242", "TZ": "Pacific/Apia"},
+        mtime=1_650_000_001,
+    ),
+    "an open umask, Turkish where it is installed, one job": Builder(
+        "x", 0o000, {"USER": "x", "LC_ALL": "tr_TR.UTF-8", "LANG": "tr_TR.UTF-8", "TLAOT_JOBS": "1", "COLUMNS": "40"}
+    ),
+    "another user": Builder("nobodys", 0o027, {"USER": "nobody", "PYTHONDONTWRITEBYTECODE": "1"}, user=65534),
+}
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that every user may enter, as pytest's own are not."""
+    folder = Path(tempfile.mkdtemp(prefix="tlaot-bytes-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def build(builder: Builder, place: Path, evidence: Path | None = None, epoch: str | None = EPOCH) -> tuple[Path, str]:
+    """Build the wheel through the hook, as pip would call it; it, and what was said."""
+    top = place / builder.folder.partition("/")[0]
+    project = copy_project("flat_plugin", place / builder.folder)
+    if evidence is not None:
+        take_evidence(evidence, project)
+    (top / "out").mkdir()
+    (top / "tmp").mkdir()
+    for path in [top, *top.rglob("*")]:
+        os.utime(path, (builder.mtime, builder.mtime))
+        if builder.user:
+            os.chown(path, builder.user, builder.user)
+    environ = {**clean_environ(), "HOME": str(top), "TMPDIR": str(top / "tmp"), **builder.environ}
+    environ |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    environ |= {} if epoch is None else {"SOURCE_DATE_EPOCH": epoch}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, f"{builder.umask:o}", str(builder.user), str(top / "out")],
+        cwd=project,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout
+    (wheel,) = (top / "out").glob("*.whl")
+    return wheel, done.stdout
+
+
+def take_evidence(source: Path, project: Path) -> None:
+    """What the first build measured, less what it compiled."""
+    shutil.copytree(source / "build" / "tlaot" / "records", project / "build" / "tlaot" / "records")
+
+
+@pytest.fixture(scope="module")
+def first(place: Path) -> tuple[Path, Path]:
+    """The author's project and wheel; this one tuned."""
+    wheel, said = build(AUTHOR, place)
+    assert "2 workloads" in said
+    return place / AUTHOR.folder, wheel
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_whoever_builds_wherever_gets_the_same_wheel(name: str, place: Path, first: tuple[Path, Path]) -> None:
+    builder = OTHERS[name]
+    if builder.user and (os.getuid() != 0 or not can_run_as(builder.user)):
+        pytest.skip("needs root, and a Python that other users can run")
+    wheel, said = build(builder, place, first[0])
+    assert "candidates of" not in said, f"it tuned:\n{said}"
+    assert wheel.name == first[1].name
+    assert differences(first[1], wheel) == []
+    assert hashlib.sha256(wheel.read_bytes()).digest() == hashlib.sha256(first[1].read_bytes()).digest()
+
+
+def test_without_source_date_epoch_the_date_is_a_fixed_one(place: Path, first: tuple[Path, Path]) -> None:
+    """The members' bytes are the same, their dates are not the clock's."""
+    wheel, _ = build(Builder("undated", environ={"LC_ALL": "C.UTF-8"}), place, first[0], epoch=None)
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(first[1]) as dated:
+        assert {member.date_time[:3] for member in archive.infolist()} == {(2020, 2, 2)}
+        assert {member.date_time[:3] for member in dated.infolist()} == {(2023, 11, 14)}
+        assert {n: archive.read(n) for n in archive.namelist()} == {n: dated.read(n) for n in dated.namelist()}
+
+
+def test_nothing_of_the_builder_is_in_the_wheel(place: Path, first: tuple[Path, Path]) -> None:
+    """No path of his, no name, in any file; not in the archive's own fields either."""
+    names = {str(place), "authorsname", str(Path(sys.executable).parent.parent)}
+    # "vm" or "root" may be in anything.
+    names |= {name for name in (os.uname().nodename, pwd.getpwuid(os.getuid()).pw_name) if len(name) > 5}
+    with zipfile.ZipFile(first[1]) as archive:
+        for member in archive.infolist():
+            data = archive.read(member)
+            assert not [name for name in names if name.encode() in data], member.filename
+            assert (member.extra, member.comment) == (b"", b"")
+            record = member.filename.endswith(".dist-info/RECORD")  # setuptools gives it this one
+            expected = 0o664 if record else 0o755 if member.filename.endswith(".so") else 0o644
+            assert (member.external_attr >> 16) & 0o777 == expected, member.filename
+        manifest = json.loads(archive.read("flat_kernels/_tlaot/manifest.json"))
+    assert len(manifest["kernels"]["add"]) == 2
+
+
+def can_run_as(user: int) -> bool:
+    command = [
+        sys.executable,
+        "-c",
+        "import os; os.setuid(int(__import__('sys').argv[1])); import setuptools, tlaot, tvm",
+    ]
+    return subprocess.run([*command, str(user)], capture_output=True).returncode == 0
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What differs between two wheels, in words."""
+    with zipfile.ZipFile(one) as a, zipfile.ZipFile(other) as b:
+        if a.namelist() != b.namelist():
+            return [f"members: {a.namelist()} / {b.namelist()}"]
+        found = []
+        for x, y in zip(a.infolist(), b.infolist(), strict=True):
+            if a.read(x) != b.read(y):
+                found.append(f"{x.filename}: content: {a.read(x)[:2000]!r} / {b.read(y)[:2000]!r}")
+            fields = ("date_time", "external_attr", "create_system", "extra", "flag_bits", "compress_type")
+            found += [f"{x.filename}: {f}" for f in fields if getattr(x, f) != getattr(y, f)]
+        return found
