@@ -47,6 +47,8 @@ class Play:
     jobs: int = 4
     compiled: list[str] = field(default_factory=list)
     screened: list[str] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
+    mistake: str = ""
     decided: list[str] = field(default_factory=list)
     compiling: int = 0
     most_compiling: int = 0
@@ -79,6 +81,12 @@ class Play:
 
     def kill(self) -> None:
         self.killed += 1
+
+    def prepare(self, child: Any, workload: Workload, built: Built) -> None:
+        with self.lock:
+            self.prepared.append(workload.path)
+        if self.mistake:
+            raise SpecError("k reference", self.mistake, "Mend it.")
 
     def screen(
         self, child: Any, workload: Workload, candidate: Candidate, built: Built, stop_above: float | None, say: Any
@@ -113,6 +121,7 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         stage = Play(tmp_path, **{key: value for key, value in play.items() if key != "stand"})
         monkeypatch.setattr(schedule, "screen", stage.screen)
         monkeypatch.setattr(schedule, "decide", stage.decide)
+        monkeypatch.setattr(schedule, "prepare_workload", stage.prepare)
         monkeypatch.setattr(schedule, "wake", lambda child: time.sleep(stage.seconds * 5))
         kernel = KernelSpec(
             "k", "tvm", "m:f", (TARGET,), SHAPES, tuple(configs), "tltune.toml", search=search, budget=budget
@@ -247,6 +256,17 @@ def test_what_on_built_raises_ends_the_tuning_at_once(tune: Any) -> None:
         tune(stand={"on_built": refuse}, seconds=0.02)
     play = raised.value.stage  # type: ignore[attr-defined]
     assert play.killed == 1 and play.screened == [] and len(play.compiled) < len(SHAPES) * len(CONFIGS)
+
+
+def test_a_mistake_in_the_reference_shows_while_candidates_compile(tune: Any) -> None:
+    with pytest.raises(SpecError, match="raised IndexError") as raised:
+        tune(overlap=False, mistake="raised IndexError", seconds=0.02)
+    play = raised.value.stage  # type: ignore[attr-defined]
+    assert play.killed == 1 and play.screened == [] and len(play.compiled) < len(SHAPES) * len(CONFIGS)
+    # One trial a kernel entry: what a workload's reference gives is kept, and there may be many.
+    assert play.prepared == [play.prepared[0]]
+    _, play = tune(overlap=True)
+    assert play.prepared == [], "what is screened while others compile has its inputs then"
 
 
 def test_early_stop_knows_the_best_of_the_same_workload(tune: Any) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from faults.scene import FASTEST, HERE, PATIENCE, Ended, Scene, bystanders, expect_only_the_bad_lost, faults
 
-PROFILE = {"timeout": PATIENCE, "compile-timeout": 3 * PATIENCE}
+PROFILE = {"timeout": PATIENCE, "compile-timeout": 4 * PATIENCE}
 
 
 def test_kernels_and_factories_that_hang(scenes: Callable[[str], Scene]) -> None:

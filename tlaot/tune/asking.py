@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ..errors import SpecError
 from ..manifest import param_to_json
 from .child import Child, Failed
 from .compile import EXECUTABLE, Built
@@ -52,6 +53,9 @@ def prepare(child: Child, request: Mapping[str, Any], timeout: float) -> Failed 
     """Make the workload's inputs and run its reference, unless this child has done so; None is success.
 
     A child that it crashed or hung knows nothing of that; this remembers, so that not every candidate of a workload waits for it.
+
+    Raises:
+        SpecError: The author's inputs or reference raised: no candidate of the workload can be checked.
     """
     key, count, failure = _unprepared.get(child, ("", 0, Failed("", "")))
     if key == request["key"] and count >= _MOST_ATTEMPTS:
@@ -65,7 +69,14 @@ def prepare(child: Child, request: Mapping[str, Any], timeout: float) -> Failed 
 
 
 def ask(child: Child, request: Mapping[str, Any], timeout: float) -> dict[str, Any] | Failed:
+    """The child's answer.
+
+    Raises:
+        SpecError: The author's inputs or reference raised, whatever the candidate.
+    """
     answer = child.request(request, timeout)
+    if not isinstance(answer, Failed) and "refused" in answer:
+        raise SpecError(**answer["refused"])
     if not isinstance(answer, Failed) and "spoiled" in answer:
         child.kill()  # memory ran out or the device's context is lost: nothing else may be measured in it
         return Failed(**answer["spoiled"])

@@ -15,7 +15,17 @@ from .decide import Decision, Log, decide
 from .device_lock import exclusive
 from .plan import Candidate, Workload
 
-__all__ = ["Decision", "Log", "Measured", "decide", "screen", "wake"]
+__all__ = ["Decision", "Log", "Measured", "decide", "prepare_workload", "screen", "wake"]
+
+
+def prepare_workload(child: Child, workload: Workload, built: Built) -> None:
+    """Have a child make a workload's inputs and reference before a candidate needs them: a mistake in them shows at once.
+
+    Raises:
+        SpecError: The author's inputs or reference raised.
+    """
+    if not isinstance(wake(child), Failed):
+        prepare(child, workload_request(workload, built), workload.kernel.profile.timeout)
 
 
 def screen(
@@ -38,6 +48,9 @@ def screen(
 
     Returns:
         Its time, or why it has none. A child that it crashed or hung is replaced at the next request.
+
+    Raises:
+        SpecError: The author's inputs or reference raised: no candidate of the workload can be checked.
     """
     awake = wake(child)
     if isinstance(awake, Failed):

@@ -62,7 +62,8 @@ class Measurer:
         ``measure``: check one candidate if asked to, and time it shortly. ``check``: check it only. ``rounds``: take the samples of
         several candidates in turns. ``reference``: time that. ``open``: load packaged files, which needs no device.
 
-        What fails at the stage ``prepare`` is the workload's fault, not the candidate's. An answer ``spoiled`` is a failure after which
+        What fails at the stage ``prepare`` is the workload's fault, not the candidate's; an answer ``refused`` is one that no candidate
+        can escape: the author's inputs or reference raised. An answer ``spoiled`` is a failure after which
         this process must not be used: memory ran out, or the device's context is lost, which nothing mends.
         """
         if self._spoiled:
@@ -78,6 +79,9 @@ class Measurer:
             return self._answer(request, announced)
         except Exception as error:
             if not self._lost(error):
+                if stage == "prepare" and isinstance(error, SpecError) and _concerns_all(error, request):
+                    print(traceback.format_exc(), flush=True)
+                    return {"refused": {"where": error.where, "what": error.what, "remedy": error.remedy}}
                 raise
             self._spoiled = True
             print(traceback.format_exc(), flush=True)
@@ -221,6 +225,14 @@ class Measurer:
         except RuntimeError:
             return True
         return False
+
+
+def _concerns_all(error: SpecError, request: Mapping[str, Any]) -> bool:
+    """Whether a workload's failure says nothing of the candidate that was in hand: an author's function raised.
+
+    What is said of a kernel's signature may be true of one config alone, and so may what raises when it is given the signature.
+    """
+    return error.__cause__ is not None and request.get("inputs_style") != "supply_prog"
 
 
 def _size_of(bench: Bench) -> int:

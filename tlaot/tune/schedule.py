@@ -16,7 +16,7 @@ from typing import Any
 from .child import Child, Failed
 from .compile import Built, CompilePool
 from .journal import Journal
-from .measure import Decision, Measured, decide, screen, wake
+from .measure import Decision, Measured, decide, prepare_workload, screen, wake
 from .plan import Candidate, Workload
 from .progress import Progress
 from .search import Search, Skipped
@@ -80,6 +80,7 @@ def tune_workloads(
         decided: Called with each workload as soon as its winner is known.
 
     Raises:
+        SpecError: The inputs or the reference of a workload raised; its other candidates are not tried.
         TlaotError: What ``stand.on_built`` or ``decided`` raises.
     """
     for workloads, search in plans:
@@ -158,6 +159,8 @@ class _Run:
         self._passed = 0
         self._idle = list(stand.children)
         self._last: dict[int, str] = {}
+        self._unprepared: list[tuple[Workload, Built]] = []
+        self._prepared: set[int] = set()
         self._first_of: dict[Any, int] = {}
         self._threads = ThreadPoolExecutor(len(stand.children), thread_name_prefix="tlaot-screen")
         jobs = stand.pool.jobs
@@ -177,6 +180,7 @@ class _Run:
         self._remember()
         while True:
             self._ask()
+            self._prepare()
             self._screen()
             if self._compiling == 0 and self._screening == 0 and not (self._waiting and self._waking):
                 if all(search.finished for search in self._searches):
@@ -254,22 +258,35 @@ class _Run:
             self._finish(candidate, Measured(candidate, built, known), known)
         else:
             self._waiting.put(candidate, built)
+            entry = id(self._search_of[path])
+            if entry not in self._prepared:
+                self._prepared.add(entry)
+                self._unprepared.append((candidate.workload, built))
 
     def _wake(self) -> None:
         """Have the devices ready when the first binary is: a CUDA context takes as long to make as a kernel to compile."""
         if not self._stand.overlap:
             return
         for child in self._idle:
-            self._waking += 1
             self._await_awake(child, self._threads.submit(wake, child))
         self._idle = []
 
     def _await_awake(self, child: Child, future: Future[Any]) -> None:
-        future.add_done_callback(lambda done: self._events.put(lambda: self._awoke(child)))
+        self._waking += 1
+        future.add_done_callback(lambda done: self._events.put(lambda: self._awoke(child, done)))
 
-    def _awoke(self, child: Child) -> None:
+    def _awoke(self, child: Child, done: Future[Any]) -> None:
         self._waking -= 1
+        done.result()
         self._idle.append(child)  # one that did not wake says why at its first candidate
+
+    def _prepare(self) -> None:
+        """Try each entry's inputs and reference while its candidates compile, to be screened only then: a mistake must not wait so long."""
+        while self._idle and self._unprepared and not self._stand.overlap and self._compiling:
+            workload, built = self._unprepared.pop()
+            child = self._idle.pop()
+            self._last[id(child)] = workload.path
+            self._await_awake(child, self._threads.submit(prepare_workload, child, workload, built))
 
     def _screen(self) -> None:
         """Give binaries to idle devices."""
