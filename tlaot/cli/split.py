@@ -1,0 +1,48 @@
+"""``tlaot split``: a wheel becomes a main wheel and companions, one a CUDA architecture."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import PackageError
+from ..spelling import spell_bytes, spell_table
+
+__all__ = ["add"]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser(
+        "split",
+        help="split a wheel: a main one, and a companion for each CUDA architecture",
+        description="Split a wheel: the main one keeps what runs on the CPU, and each CUDA architecture's kernels become a "
+        "companion, which requires exactly the main wheel's version and is found once it is installed beside it.",
+    )
+    parser.add_argument("wheel", metavar="WHEEL", type=Path)
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="folder for the wheels")
+    parser.set_defaults(run=_split)
+
+
+def _split(options: argparse.Namespace) -> int:
+    from ..split import split_wheel, write_wheels
+
+    split = split_wheel(options.wheel)
+    if not split.companions:
+        raise PackageError(
+            str(options.wheel),
+            f"has kernels for {', '.join(split.main.targets) or 'nothing'} alone",
+            "Ship it as it is.",
+        )
+    wheels = (split.main, *split.companions)
+    if any(
+        (options.output / made.name).exists() and (options.output / made.name).samefile(options.wheel)
+        for made in wheels
+    ):
+        raise PackageError(
+            str(options.output), "has the wheel itself, which would be overwritten", "Name another folder."
+        )
+    write_wheels(wheels, options.output)
+    rows = [(made.name, spell_bytes(len(made.content)), ", ".join(made.targets) or "no kernels") for made in wheels]
+    print("\n".join(spell_table(("wheel", "size", "kernels for"), rows, right=("size",))))
+    return 0
