@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import has_nvcc
+from noise import BUT_NOISE
 
 import tlaot
 from tlaot.autotuner.keys import identify
@@ -205,7 +206,7 @@ def test_023_a_second_run_takes_the_result_from_memory(lab: Any, tunings: Any) -
     """At no cost that would need the original's warning."""
     results = []
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="(?!.*(between rounds|cannot be trusted))")
+        warnings.filterwarnings("error", message=BUT_NOISE)
         for _ in range(2):
             results.append(lab.tuner(functools.partial(lab.scale, 16), TILES).run())
     assert len(tunings) == 1
