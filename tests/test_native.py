@@ -420,7 +420,7 @@ say(attempt(f, cuda(8, device=9), cuda(8, device=9), 0))
         ("cuLaunchKernelEx:719", r"kernel: launching k \(grid 2 x 1 x 1, block 32 x 1 x 1, 0 bytes .*FAKE_ERROR_719"),
         (
             "cuLibraryLoadData:209",
-            r"This variant is for cuda:sm_90a; cuda:0 \(Fake GPU\) .* 8\.6\. Build .* cuda:sm_86",
+            r"This variant is for cuda:sm_90a; cuda:0 \(Fake GPU\) has .* 8\.6, .* offers CUDA 13\.0\.\nBuild .* cuda:sm_86",
         ),
         ("cuLibraryGetKernel:200", r"FAKE_ERROR_200 .*\n.*update the NVIDIA driver"),
         ("cuDevicePrimaryCtxRetain:2", r"kernel: cuDevicePrimaryCtxRetain failed: FAKE_ERROR_2"),

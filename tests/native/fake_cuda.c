@@ -1,11 +1,15 @@
 /* A stand-in for libcuda.so.1: logs every call that matters as one line into the file named by FAKE_CUDA_LOG.
  *
+ * Devices 0 to 7. FAKE_CUDA_DEVICES="8.6:82 9.0:132" gives the first of them capabilities and SM counts, the last of it the
+ * others; FAKE_CUDA_VERSION what cuDriverGetVersion answers. PTX is "compiled" for each context when a function of it is needed.
+ *
  * FAKE_CUDA_FAIL="function:code" makes a function fail; a context is a number (device + 1) cast to a pointer. */
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda_api.h"
 
@@ -41,11 +45,22 @@ CUresult cuGetErrorName(CUresult e, const char **t) {
 CUresult cuGetErrorString(CUresult e, const char **t) { (void)e; *t = "made up"; return 0; }
 CUresult cuDeviceGet(CUdevice *d, int ordinal) { *d = ordinal; return ordinal < 8 ? 0 : 101; }
 CUresult cuDeviceGetName(char *name, int size, CUdevice d) { (void)d; snprintf(name, size, "Fake GPU"); return 0; }
+CUresult cuDriverGetVersion(int *version) {
+  const char *text = getenv("FAKE_CUDA_VERSION");
+  *version = text ? atoi(text) : 13000;
+  return fate("cuDriverGetVersion");
+}
 CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d) {
-  (void)d;
+  const char *devices = getenv("FAKE_CUDA_DEVICES"), *next;
+  int major = 8, minor = 6, count = 82;
+  for (; devices && sscanf(devices, "%d.%d:%d", &major, &minor, &count) == 3 && d > 0; d--) {
+    if (!(next = strchr(devices, ' '))) break;
+    devices = next + 1;
+  }
   switch (attribute) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *v = 8; break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *v = 6; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *v = major; break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *v = minor; break;
+    case 16: *v = count; break; /* multiprocessors */
     case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *v = 232448; break;
     case CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE: *v = 1000; break;
     case CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE: *v = 3000; break;
@@ -78,9 +93,32 @@ CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
   *mode = before;
   return 0;
 }
+static char *jit_log;
+static size_t jit_log_size;
+
+/* FAKE_CUDA_JIT_LOG: what the compiler of PTX says; FAKE_CUDA_STALL: it waits until there is such a file. */
+static CUresult compile_ptx(const char *function) {
+  const char *text = getenv("FAKE_CUDA_JIT_LOG"), *stall = getenv("FAKE_CUDA_STALL");
+  while (stall && access(stall, F_OK)) usleep(1000);
+  if (text && jit_log && fate(function)) snprintf(jit_log, jit_log_size, "%s", text);
+  return fate(function);
+}
+
 CUresult cuLibraryLoadData(CUlibrary *l, const void *code, int *jo, void **jv, unsigned nj, int *o, void **v, unsigned n) {
-  (void)jo, (void)jv, (void)o, (void)v;
-  say("load %.4s %u %u", (const char *)code + 1, nj, n);
+  (void)o, (void)v;
+  const char *text = code;
+  if (text[0] == 0x7f) {
+    say("load %.3s  %u %u", text + 1, nj, n);
+  } else {
+    unsigned sum = 0;
+    for (size_t i = 0; i < strlen(text); i++) sum = sum * 31 + (unsigned char)text[i];
+    say("load PTX %zu bytes, sum %08x, %u %u", strlen(text), sum, nj, n);
+    for (unsigned i = 0; i < nj; i++) {
+      if (jo[i] == CU_JIT_ERROR_LOG_BUFFER) jit_log = jv[i];
+      if (jo[i] == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES) jit_log_size = (size_t)(uintptr_t)jv[i];
+    }
+    if (compile_ptx("cuLibraryLoadData")) return fate("cuLibraryLoadData");
+  }
   *l = (CUlibrary)(uintptr_t)0x11;
   return fate("cuLibraryLoadData");
 }
@@ -89,6 +127,11 @@ CUresult cuLibraryGetKernel(CUkernel *k, CUlibrary l, const char *name) {
   say("kernel %s", name);
   *k = (CUkernel)(uintptr_t)strdup(name);
   return fate("cuLibraryGetKernel");
+}
+CUresult cuKernelGetFunction(CUfunction *f, CUkernel k) {
+  say("function %s device %d", (const char *)k, depth ? (int)(uintptr_t)stack[depth - 1] - 1 : -1);
+  *f = (CUfunction)k;
+  return compile_ptx("cuKernelGetFunction");
 }
 CUresult cuKernelSetAttribute(int attribute, int value, CUkernel k, CUdevice d) {
   say("attribute %d %d %s device %d", attribute, value, (const char *)k, d);

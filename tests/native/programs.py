@@ -127,8 +127,10 @@ def fake_driver() -> Path:
     return folder
 
 
-def drive(script: str, *arguments: object, widths: str = "", fail: str = "", log: Path) -> tuple[list[str], list[Any]]:
-    """Run a script against the fake driver.
+def drive(
+    script: str, *arguments: object, widths: str = "", fail: str = "", log: Path, **more: str
+) -> tuple[list[str], list[Any]]:
+    """Run a script against the fake driver; ``more``: its other variables, ``jit_log`` for ``FAKE_CUDA_JIT_LOG``.
 
     Returns:
         The driver's log, and what the script printed, a JSON value a line.
@@ -138,6 +140,7 @@ def drive(script: str, *arguments: object, widths: str = "", fail: str = "", log
         "FAKE_CUDA_LOG": str(log),
         "FAKE_CUDA_WIDTHS": widths,
         "FAKE_CUDA_FAIL": fail,
+        **{f"FAKE_CUDA_{name.upper()}": value for name, value in more.items()},
     }
     output = run(script, *arguments, environ=environ)
     lines = log.read_text().splitlines() if log.exists() else []

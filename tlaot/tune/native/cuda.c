@@ -1,7 +1,8 @@
 /* The CUDA device module: what TileLang's and TVM's generated host code calls by name.
  *
- * libcuda is opened at the first call that has work. The cubin is loaded once a process (a CUlibrary belongs to no
- * context), attributes are set once a device and function, and nothing here synchronises, so that launches can be captured. */
+ * libcuda is opened at the first call that has work. The image, a cubin or PTX, is loaded once a process (a CUlibrary belongs
+ * to no context), attributes are set once a device and function, and nothing here synchronises, so that launches can be
+ * captured. */
 #include "tlaot.h"
 
 #include <dlfcn.h>
@@ -34,6 +35,10 @@ static struct {
 static CUcontext primary[TLAOT_MAX_DEVICES];
 static CUlibrary library;
 
+/* What the driver says about PTX that it cannot compile. It keeps the address: it compiles for each context, and not before
+ * a function is needed there. */
+static char compiler_log[2048];
+
 /* What one call of the entry has set for the launches in it. */
 static _Thread_local struct {
   int32_t device;
@@ -43,6 +48,40 @@ static _Thread_local struct {
 
 /* Stands in a tensor map of a tensor that has a dimension of size 0: the driver refuses to encode one. */
 static const char empty_map[16] = "tlaot: no items";
+
+static bool is_ptx(void) { return tlaot_image[0] != 0x7f; /* else the first byte of an ELF file */ }
+
+/* Errors that say: not this code, on this device or with this driver. */
+static bool is_of_image(CUresult error) {
+  return error == CUDA_ERROR_NO_BINARY_FOR_GPU || error == CUDA_ERROR_INVALID_IMAGE ||
+         error == CUDA_ERROR_INVALID_SOURCE || error == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
+         error == CUDA_ERROR_INVALID_PTX || error == CUDA_ERROR_JIT_COMPILER_NOT_FOUND ||
+         error == CUDA_ERROR_JIT_COMPILATION_DISABLED;
+}
+
+static int image_failed(CUresult error, const char *what, const char *name, const char *text) {
+  char device[128] = "this device", remedy[96], log[640] = "";
+  int major = 0, minor = 0, version = 0;
+  CUdevice handle;
+  if (cu.DeviceGet(&handle, here.device) == CUDA_SUCCESS) {
+    cu.DeviceGetName(device, sizeof device, handle);
+    cu.DeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle);
+    cu.DeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle);
+  }
+  cu.DriverGetVersion(&version);
+  snprintf(remedy, sizeof remedy, "Build the package with the target cuda:sm_%d%d, or update the NVIDIA driver.", major, minor);
+  if (error == CUDA_ERROR_JIT_COMPILATION_DISABLED)
+    snprintf(remedy, sizeof remedy, "Unset CUDA_DISABLE_PTX_JIT, or build the package with the target cuda:sm_%d%d.", major, minor);
+  size_t length = strlen(compiler_log);
+  while (length && strchr(" \n", compiler_log[length - 1])) length--;
+  if (length) snprintf(log, sizeof log, "Its compiler says: %.*s\n", (int)(length < 600 ? length : 600), compiler_log);
+  return tlaot_fail("RuntimeError",
+                    "%s: %s failed: %s (%s)\nThis variant is for %s%s; cuda:%d (%.100s) has compute capability %d.%d, and its "
+                    "driver offers CUDA %d.%d.\n%s%s",
+                    tlaot_the_plan.kernel, what, name, text, tlaot_the_plan.target,
+                    is_ptx() ? ", PTX that the driver compiles for the device" : "", (int)here.device, device, major, minor,
+                    version / 1000, version % 1000 / 10, log, remedy);
+}
 
 static int driver_failed(CUresult error, const char *what) {
   const char *name = NULL, *text = NULL, *kernel = tlaot_the_plan.kernel;
@@ -55,21 +94,23 @@ static int driver_failed(CUresult error, const char *what) {
                       "%s: %s failed: %s (%s)\nCUDA was used before this process was forked; start it with the spawn "
                       "method, or use CUDA only after the fork.",
                       kernel, what, name, text);
-  if (error != CUDA_ERROR_NO_BINARY_FOR_GPU && error != CUDA_ERROR_INVALID_IMAGE && error != CUDA_ERROR_INVALID_SOURCE &&
-      error != CUDA_ERROR_UNSUPPORTED_PTX_VERSION)
-    return tlaot_fail("RuntimeError", "%s: %s failed: %s (%s)", kernel, what, name, text);
-  char device[128] = "this device";
-  int major = 0, minor = 0;
-  CUdevice handle;
-  if (cu.DeviceGet(&handle, here.device) == CUDA_SUCCESS) {
-    cu.DeviceGetName(device, sizeof device, handle);
-    cu.DeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle);
-    cu.DeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle);
-  }
-  return tlaot_fail("RuntimeError",
-                    "%s: %s failed: %s (%s)\nThis variant is for %s; cuda:%d (%s) has compute capability %d.%d. Build "
-                    "the package with the target cuda:sm_%d%d, or update the NVIDIA driver.",
-                    kernel, what, name, text, tlaot_the_plan.target, (int)here.device, device, major, minor, major, minor);
+  if (is_of_image(error)) return image_failed(error, what, name, text);
+  return tlaot_fail("RuntimeError", "%s: %s failed: %s (%s)", kernel, what, name, text);
+}
+
+static int setup_failed(CUresult error, const char *what) {
+  const char *name = NULL, *text = NULL;
+  if (!is_ptx() || !compiler_log[0] || is_of_image(error) || cu.process != getpid()) return driver_failed(error, what);
+  cu.GetErrorName(error, &name);
+  cu.GetErrorString(error, &text);
+  return image_failed(error, what, name ? name : "unknown CUDA error", text ? text : "no description");
+}
+
+/* A thread that held the lock when another one forked does not exist in the child: nobody would ever give it back there. */
+static int take_lock(void) {
+  if (cu.process && cu.process != getpid()) return driver_failed(CUDA_ERROR_NOT_INITIALIZED, "calling the CUDA driver");
+  pthread_mutex_lock(&lock);
+  return 0;
 }
 
 static int open_driver(void) {
@@ -87,14 +128,18 @@ static int open_driver(void) {
 #undef FIND
   cu.process = getpid();
   CUresult error = cu.Init(0);
-  if (error) return driver_failed(error, "cuInit");
+  if (error) {
+    driver_failed(error, "cuInit");
+    cu.process = 0; /* another process may have more luck */
+    return -1;
+  }
   __atomic_store_n(&cu.ready, true, __ATOMIC_RELEASE);
   return 0;
 }
 
 static int require_driver(void) {
   if (__atomic_load_n(&cu.ready, __ATOMIC_ACQUIRE)) return 0;
-  pthread_mutex_lock(&lock);
+  if (take_lock()) return -1;
   int status = cu.ready ? 0 : open_driver();
   pthread_mutex_unlock(&lock);
   return status;
@@ -105,7 +150,7 @@ static int retain_primary(int32_t device) {
   CUcontext context = NULL;
   CUresult error = cu.DeviceGet(&handle, device);
   if (error) return driver_failed(error, "cuDeviceGet");
-  pthread_mutex_lock(&lock);
+  if (take_lock()) return -1;
   if (!primary[device]) { /* kept until the process ends, as the CUDA runtime does */
     error = cu.DevicePrimaryCtxRetain(&context, handle);
     if (!error) __atomic_store_n(&primary[device], context, __ATOMIC_RELEASE);
@@ -144,10 +189,11 @@ void tlaot_device_leave(bool pushed) {
 }
 
 /* The first call may come under stream capture; loading code and setting attributes is then allowed in relaxed mode only. */
-static int begin_setup(void) {
-  int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  pthread_mutex_lock(&lock);
-  return cu.ThreadExchangeStreamCaptureMode(&mode) == CUDA_SUCCESS ? mode : -1;
+static int begin_setup(int *mode) {
+  if (take_lock()) return -1;
+  *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (cu.ThreadExchangeStreamCaptureMode(mode)) *mode = -1;
+  return 0;
 }
 
 static void end_setup(int mode) {
@@ -155,13 +201,22 @@ static void end_setup(int mode) {
   pthread_mutex_unlock(&lock);
 }
 
+static CUresult load_image(void) {
+  int options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+  void *values[] = {compiler_log, (void *)(uintptr_t)(sizeof compiler_log - 1)};
+  compiler_log[0] = 0;
+  return is_ptx() ? cu.LibraryLoadData(&library, tlaot_image, options, values, 2, NULL, NULL, 0)
+                  : cu.LibraryLoadData(&library, tlaot_image, NULL, NULL, 0, NULL, NULL, 0);
+}
+
 static int find_kernel(const tlaot_device_kernel *kernel, tlaot_kernel_state *state, CUkernel *out) {
   *out = __atomic_load_n(&state->handle, __ATOMIC_ACQUIRE);
   if (*out) return 0;
   CUresult error = CUDA_SUCCESS;
   const char *what = "cuLibraryLoadData";
-  int mode = begin_setup();
-  if (!library) error = cu.LibraryLoadData(&library, tlaot_image, NULL, NULL, 0, NULL, NULL, 0);
+  int mode;
+  if (begin_setup(&mode)) return -1;
+  if (!library) error = load_image();
   if (error) library = NULL;
   if (!error) {
     what = "cuLibraryGetKernel";
@@ -169,7 +224,21 @@ static int find_kernel(const tlaot_device_kernel *kernel, tlaot_kernel_state *st
   }
   if (!error) __atomic_store_n(&state->handle, *out, __ATOMIC_RELEASE);
   end_setup(mode);
-  return error ? driver_failed(error, what) : 0;
+  return error ? setup_failed(error, what) : 0;
+}
+
+/* Have PTX compiled for the current device now, where its errors can be told and a capture allows it, and not at the launch. */
+static int compile_for_device(tlaot_kernel_state *state, CUkernel handle) {
+  bool *compiled = &state->compiled[here.device];
+  if (__atomic_load_n(compiled, __ATOMIC_ACQUIRE)) return 0;
+  CUfunction function;
+  int mode;
+  if (begin_setup(&mode)) return -1;
+  compiler_log[0] = 0;
+  CUresult error = cu.KernelGetFunction(&function, handle);
+  if (!error) __atomic_store_n(compiled, true, __ATOMIC_RELEASE);
+  end_setup(mode);
+  return error ? setup_failed(error, "cuKernelGetFunction") : 0;
 }
 
 static int allow_shared(const tlaot_device_kernel *kernel, tlaot_kernel_state *state, CUkernel handle, int64_t bytes) {
@@ -183,7 +252,8 @@ static int allow_shared(const tlaot_device_kernel *kernel, tlaot_kernel_state *s
   if (bytes > most)
     return tlaot_fail("RuntimeError", "%s: %s needs %lld bytes of dynamic shared memory, cuda:%d allows %d",
                       tlaot_the_plan.kernel, kernel->name, (long long)bytes, (int)here.device, most);
-  int mode = begin_setup();
+  int mode;
+  if (begin_setup(&mode)) return -1;
   if (bytes > *allowed) {
     error = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)bytes, handle, device);
     if (!error) __atomic_store_n(allowed, (int32_t)bytes, __ATOMIC_RELEASE);
@@ -197,7 +267,8 @@ static int allow_cluster(tlaot_kernel_state *state, CUkernel handle) {
   if (__atomic_load_n(allowed, __ATOMIC_ACQUIRE)) return 0;
   CUdevice device;
   CUresult error = cu.DeviceGet(&device, here.device);
-  int mode = begin_setup();
+  int mode;
+  if (begin_setup(&mode)) return -1;
   if (!error) error = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, handle, device);
   if (!error) __atomic_store_n(allowed, true, __ATOMIC_RELEASE);
   end_setup(mode);
@@ -333,6 +404,7 @@ int tlaot_launch(const tlaot_function *self, const TVMFFIAny *args, int32_t num_
   for (int i = 0; i < count; i++)
     if (store_argument(kernel, i, &args[i], &slots[i], &params[i])) return -1;
   if (find_kernel(kernel, state, &handle)) return -1;
+  if (is_ptx() && compile_for_device(state, handle)) return -1;
   if (shape[TLAOT_DYN_SHARED] && allow_shared(kernel, state, handle, shape[TLAOT_DYN_SHARED])) return -1;
   const uint32_t *cluster = shape + TLAOT_CLUSTER_X;
   if (cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER && allow_cluster(state, handle)) return -1;
@@ -464,7 +536,8 @@ static int set_window(const tlaot_function *self, const TVMFFIAny *args, int32_t
       most_persisting <= 0 || most_window <= 0 || bytes == 0)
     return 0;
   size_t wanted = bytes < (size_t)most_persisting ? bytes : (size_t)most_persisting;
-  int mode = begin_setup();
+  int mode;
+  if (begin_setup(&mode)) return -1;
   if (cu.CtxGetLimit(&limit, CU_LIMIT_PERSISTING_L2_CACHE_SIZE) == CUDA_SUCCESS && limit < wanted)
     cu.CtxSetLimit(CU_LIMIT_PERSISTING_L2_CACHE_SIZE, wanted);
   end_setup(mode);

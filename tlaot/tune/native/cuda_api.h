@@ -26,7 +26,10 @@ enum {
   CUDA_ERROR_NOT_INITIALIZED = 3,
   CUDA_ERROR_INVALID_IMAGE = 200,
   CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+  CUDA_ERROR_INVALID_PTX = 218,
+  CUDA_ERROR_JIT_COMPILER_NOT_FOUND = 221,
   CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
+  CUDA_ERROR_JIT_COMPILATION_DISABLED = 223,
   CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY = 224,
   CUDA_ERROR_INVALID_SOURCE = 300,
   CUDA_ERROR_NOT_SUPPORTED = 801,
@@ -43,6 +46,7 @@ enum {
   CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE = 108,
   CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE = 109,
 };
+enum { CU_JIT_ERROR_LOG_BUFFER = 5, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES = 6 };
 enum { CU_LIMIT_PERSISTING_L2_CACHE_SIZE = 6 };
 enum { CU_ACCESS_PROPERTY_NORMAL = 0, CU_ACCESS_PROPERTY_STREAMING = 1, CU_ACCESS_PROPERTY_PERSISTING = 2 };
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
@@ -94,6 +98,7 @@ _Static_assert(sizeof(CUlaunchConfig) == 56, "as in cuda.h");
 /* X(name, symbol, parameters) */
 #define TLAOT_CUDA_FUNCTIONS(X)                                                                                      \
   X(Init, "cuInit", (unsigned int flags))                                                                            \
+  X(DriverGetVersion, "cuDriverGetVersion", (int *version))                                                          \
   X(GetErrorName, "cuGetErrorName", (CUresult error, const char **text))                                             \
   X(GetErrorString, "cuGetErrorString", (CUresult error, const char **text))                                         \
   X(DeviceGet, "cuDeviceGet", (CUdevice * device, int ordinal))                                                      \
@@ -110,6 +115,7 @@ _Static_assert(sizeof(CUlaunchConfig) == 56, "as in cuda.h");
     (CUlibrary * library, const void *code, int *jit_options, void **jit_values, unsigned int num_jit_options,       \
      int *options, void **values, unsigned int num_options))                                                         \
   X(LibraryGetKernel, "cuLibraryGetKernel", (CUkernel * kernel, CUlibrary library, const char *name))                \
+  X(KernelGetFunction, "cuKernelGetFunction", (CUfunction * function, CUkernel kernel))                              \
   X(KernelSetAttribute, "cuKernelSetAttribute", (int attribute, int value, CUkernel kernel, CUdevice device))        \
   X(LaunchKernelEx, "cuLaunchKernelEx",                                                                              \
     (const CUlaunchConfig *config, CUfunction function, void **params, void **extra))                                \

@@ -12,7 +12,7 @@
 enum { DL_INT = 0, DL_UINT = 1, DL_FLOAT = 2, DL_BFLOAT = 4, DL_BOOL = 6 };
 
 int tlaot_fail(const char *kind, const char *format, ...) {
-  char message[1024];
+  char message[2048];
   va_list list;
   va_start(list, format);
   vsnprintf(message, sizeof message, format, list);

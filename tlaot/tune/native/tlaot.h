@@ -84,6 +84,7 @@ typedef struct {
   void *handle;
   int32_t shared[TLAOT_MAX_DEVICES]; /* bytes allowed so far; 0: nothing asked yet */
   bool big_cluster[TLAOT_MAX_DEVICES];
+  bool compiled[TLAOT_MAX_DEVICES]; /* of PTX: the driver has compiled it for the device */
 } tlaot_kernel_state;
 
 /* Generated. */
