@@ -1,7 +1,7 @@
 """The ``tlaot`` command: look into what was packaged, and check it; look after the cache of tuned results.
 
-``inspect`` and ``verify`` take the import name of an installed package or the path of a wheel; neither imports the
-package, loads a binary or touches a device. Nor do ``cache list``, ``cache clear`` and ``cache path``.
+``inspect``, ``check`` and ``seal`` take the import name of an installed package or the path of a wheel or a folder; none imports the
+package or touches a device. ``check`` and ``seal`` load the binaries, in a process of their own. Nor does ``cache`` do any of it.
 
 Each command is a module of this package whose ``add`` puts it among the parser's; what it needs beyond wheels it imports
 when it runs.
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import TlaotError
-from . import cache, inspect, verify
+from . import cache, check, inspect, seal, split
 
 __all__ = ["main"]
 
-_COMMANDS = (inspect, verify, cache)
+_COMMANDS = (check, inspect, seal, split, cache)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

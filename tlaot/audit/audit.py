@@ -1,0 +1,152 @@
+"""The checks in order, over a folder of kernels or over a wheel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import BuildError, PackageError, TlaotError
+from ..manifest import MANIFEST_NAME, Manifest, loads
+from ..packaged import Found, find_packaged, open_wheel
+from .archive import check_members, check_record, check_tags, platforms_of, read_wheel
+from .binary import Binary, check_binary, check_device_code, check_glibc, read_binary
+from .files import check_coverage, check_digests, check_entry, check_layout, check_manifest
+from .finding import Finding, findings_of, show_findings
+from .opening import check_opening
+from .subject import EXECUTABLE, Case, Demands, Subject, open_case, variants_of
+from .traces import check_manifest_traces, check_traces
+
+__all__ = ["Audited", "audit_folder", "audit_found", "audit_wheel", "fail_build"]
+
+# What is asked of a wheel, of a package, of each variant, and of each variant's binary.
+WHEEL_CHECKS = {"archive": check_members, "record": check_record, "tags": check_tags}
+PACKAGE_CHECKS = {
+    "manifest": check_manifest,
+    "coverage": check_coverage,
+    "files": check_layout,
+    "traces": check_manifest_traces,
+}
+VARIANT_CHECKS = {"digest": check_digests, "entries": check_entry, "traces": check_traces}
+BINARY_CHECKS: dict[str, Callable[[Case, Binary], Iterable[Finding]]] = {
+    "binary": check_binary,
+    "glibc": check_glibc,
+    "device code": check_device_code,
+}
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The outcome.
+
+    Attributes:
+        label: What was audited.
+        manifest: Its manifest, None where it cannot be read.
+        findings: What falls short; empty where nothing does.
+        binaries: How many distinct binaries were read.
+        loaded: Whether they were loaded, too.
+    """
+
+    label: str
+    manifest: Manifest | None
+    findings: tuple[Finding, ...]
+    binaries: int = 0
+    loaded: bool = False
+
+
+def audit_folder(folder: Path, demands: Demands = Demands(), load: bool = True) -> Audited:  # noqa: B008
+    """Audit a folder with a ``manifest.json``, ``<package>/_tlaot``.
+
+    Args:
+        folder: The folder.
+        demands: What is asked of it beyond what holds for all.
+        load: Load each binary in a fresh process, too.
+    """
+    try:
+        (found,) = (one for one in find_packaged(str(folder.absolute())) if one.place == folder.absolute())
+    except (PackageError, ValueError):
+        finding = Finding("manifest", str(folder / MANIFEST_NAME), "is missing", "Build the package again.")
+        return Audited(str(folder), None, (finding,))
+    return audit_found(found, demands, load)
+
+
+def audit_found(found: Found, demands: Demands = Demands(), load: bool = True) -> Audited:  # noqa: B008
+    """Audit one package's kernels, wherever they are."""
+    try:
+        manifest = loads(found.read(MANIFEST_NAME), MANIFEST_NAME)
+    except TlaotError as error:
+        return Audited(found.label, None, (Finding("manifest", MANIFEST_NAME, error.what, error.remedy),))
+    subject = Subject(found, manifest, demands)
+    findings = [*_audit_package(subject)]
+    binaries: dict[str, Binary] = {}
+    for kernel, variant in variants_of(manifest):
+        findings += findings_of(
+            "entries",
+            f"{kernel}: {variant.path}",
+            lambda one, kernel=kernel: _audit_variant(open_case(subject, kernel, one), binaries),  # type: ignore[misc]
+            variant,
+        )
+    # Nothing is loaded that is not what was packaged: loading runs it.
+    doubtful = {finding.where for finding in findings if finding.check in ("binary", "digest", "files")}
+    if load:
+        sound = {name: binary for name, binary in binaries.items() if name not in doubtful}
+        findings += findings_of("opens", found.label, lambda _: check_opening(found, sound), None)
+    return Audited(found.label, manifest, tuple(dict.fromkeys(findings)), len(binaries), load)
+
+
+def audit_wheel(path: Path, demands: Demands = Demands(), load: bool = True) -> list[Audited]:  # noqa: B008
+    """Audit a wheel: the archive, and the kernels of each package in it.
+
+    Returns:
+        The archive's outcome, then one a package.
+    """
+    try:
+        archive = open_wheel(path)
+    except PackageError as error:
+        return [Audited(str(path), None, (Finding("archive", path.name, error.what, "Build it again."),))]
+    with archive:
+        wheel = read_wheel(path, archive)
+        findings = [f for name, check in WHEEL_CHECKS.items() for f in findings_of(name, path.name, check, wheel)]
+        try:
+            packages = find_packaged(str(path))
+        except PackageError as error:
+            findings.append(Finding("manifest", path.name, error.what, error.remedy))
+            packages = []
+        own = replace(demands, platforms=platforms_of(path))
+        return [Audited(str(path), None, tuple(findings)), *(audit_found(found, own, load) for found in packages)]
+
+
+def fail_build(outcomes: Sequence[Audited], where: str) -> None:
+    """End a build whose result falls short.
+
+    Raises:
+        BuildError: There are findings; the message has them as a table.
+    """
+    findings = [finding for audited in outcomes for finding in audited.findings]
+    if findings:
+        table = "\n".join(show_findings(findings))
+        count = f"{len(findings)} finding" + ("" if len(findings) == 1 else "s")
+        raise BuildError(where, f"the audit of what was built has {count}:\n{table}", "Nothing was packaged.")
+
+
+def _audit_package(subject: Subject) -> Iterator[Finding]:
+    for name, check in PACKAGE_CHECKS.items():
+        yield from findings_of(name, MANIFEST_NAME, check, subject)
+
+
+def _audit_variant(case: Case, binaries: dict[str, Binary]) -> Iterator[Finding]:
+    for name, check in VARIANT_CHECKS.items():
+        yield from findings_of(name, case.variant.path, check, case)
+    data = case.contents.get(EXECUTABLE)
+    if data is None:
+        return
+    yield from findings_of("binary", case.executable, lambda _: _audit_binary(case, data, binaries), None)
+
+
+def _audit_binary(case: Case, data: bytes, binaries: dict[str, Binary]) -> Iterator[Finding]:
+    place = case.executable
+    binary = binaries.get(place)
+    if binary is None:
+        binary = binaries[place] = read_binary(data, place)
+    for name, check in BINARY_CHECKS.items():
+        yield from findings_of(name, place, lambda one, check=check: check(case, one), binary)  # type: ignore[misc]

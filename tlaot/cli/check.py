@@ -1,0 +1,132 @@
+"""``tlaot check``: whether packaged kernels are what was promised."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..audit import Audited, Demands, Finding, Promise, audit_found, audit_wheel, promise_of, show_findings, variants_of
+from ..errors import PackageError
+from ..packaged import find_packaged
+from ..spelling import counted, spell_items
+
+__all__ = ["add"]
+
+_HELP = "check packaged kernels: completeness, digests, architectures, what they need, traces of the build"
+_DESCRIPTION = """\
+Checks packaged kernels: that every kernel, workload and target is there, every file is the one that was packaged, each binary's
+architecture is the promised one, needs the C library alone and loads in a fresh process, and that no file names a place, a user or
+a time of the build. Prints a table of what falls short. Exit status: 0, 1 where anything does, 2 where there is nothing to check.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser("check", help=_HELP, description=_DESCRIPTION)
+    parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER", nargs="+", help="wheels, installed packages or folders")
+    parser.add_argument(
+        "--lock",
+        metavar="FILE",
+        type=Path,
+        help="a tltune.lock: its entries for targets that are packaged must be there",
+    )
+    parser.add_argument("--min-glibc", metavar="VERSION", help="the oldest glibc that must load the binaries: 2.17")
+    parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.set_defaults(run=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    demands = Demands(min_glibc=_release(options.min_glibc))
+    locked = _read_lock(options.lock) if options.lock else {}
+    rows = []
+    for what in options.what:
+        outcomes = [
+            _with_lock(audited, locked, str(options.lock)) for audited in _audit(what, demands, not options.no_load)
+        ]
+        rows.append((what, outcomes))
+        if not options.json:
+            print("\n".join(_show(what, outcomes)))
+    if options.json:
+        print(json.dumps([_as_json(what, outcomes) for what, outcomes in rows], indent=1, sort_keys=True))
+    return 1 if any(audited.findings for _, outcomes in rows for audited in outcomes) else 0
+
+
+def _release(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"\d+\.\d+", text):
+        raise PackageError("--min-glibc", f"is not a version of glibc, got {text!r}", "Write --min-glibc 2.17.")
+    return text
+
+
+def _audit(what: str, demands: Demands, load: bool) -> list[Audited]:
+    path = Path(what)
+    if path.is_file():
+        return audit_wheel(path, demands, load)
+    return [audit_found(found, demands, load) for found in find_packaged(what)]
+
+
+def _read_lock(path: Path) -> Mapping[Promise, Mapping[str, Any]]:
+    """The config that ships of each entry of a lock."""
+    # Imported here: the lock belongs to the build side, which no other check needs.
+    from ..tune.lock_file import read_lock
+
+    if not path.is_file():
+        raise PackageError(str(path), "there is no such file", "Name a tltune.lock.")
+    return {promise_of(e.kernel, e.target, e.shape): dict(e.ships) for e in read_lock(path).entries.values()}
+
+
+def _with_lock(audited: Audited, locked: Mapping[Promise, Mapping[str, Any]], lock: str) -> Audited:
+    """With what the lock has for a target that is packaged, and the package has not, or with another config."""
+    if audited.manifest is None:
+        return audited
+    offered = {promise_of(name, v.target, v.shape): v for name, v in variants_of(audited.manifest)}
+    targets = {target for _, target, _ in offered}
+    findings = []
+    for promise, ships in sorted(locked.items()):
+        kernel, target, shape = promise
+        if target in targets and promise not in offered:
+            what = f"has no variant of {target} and {shape}, which {lock} has"
+            findings.append(Finding("coverage", kernel, what, "Build it again with the lock."))
+        elif promise in offered and dict(offered[promise].config) != ships:
+            what = f"has the config {spell_items(offered[promise].config)}, {lock} has {spell_items(ships)}"
+            findings.append(Finding("coverage", offered[promise].path, what, "Build it again with the lock."))
+    return dataclasses.replace(audited, findings=(*audited.findings, *findings))
+
+
+def _show(what: str, outcomes: list[Audited]) -> Iterator[str]:
+    findings = [finding for audited in outcomes for finding in audited.findings]
+    parts = [_spell_manifest(audited) for audited in outcomes if audited.manifest is not None]
+    outcome = "sound" if not findings else counted(len(findings), "finding")
+    yield f"{what}: {'; '.join([*parts, outcome])}"
+    if findings:
+        yield from show_findings(findings, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+
+
+def _spell_manifest(audited: Audited) -> str:
+    assert audited.manifest is not None
+    variants = [variant for _, variant in variants_of(audited.manifest)]
+    targets = ", ".join(sorted({variant.target for variant in variants})) or "no target"
+    loaded = ", loaded" if audited.loaded else ""
+    return f"{audited.manifest.package}: {counted(len(variants), 'variant')} for {targets}, {audited.binaries} distinct{loaded}"
+
+
+def _as_json(what: str, outcomes: list[Audited]) -> dict[str, Any]:
+    packages = [
+        {
+            "package": audited.manifest.package,
+            "variants": sum(1 for _ in variants_of(audited.manifest)),
+            "binaries": audited.binaries,
+            "loaded": audited.loaded,
+        }
+        for audited in outcomes
+        if audited.manifest is not None
+    ]
+    findings = [dataclasses.asdict(finding) for audited in outcomes for finding in audited.findings]
+    return {"what": what, "packages": packages, "findings": findings}

@@ -1,0 +1,38 @@
+"""``tlaot seal``: accept a deliberate change of packaged files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..audit import seal
+from ..packaged import find_packaged
+from .spelling import counted
+
+__all__ = ["add"]
+
+_HELP = "write new digests after packaged files were changed on purpose (strip, patchelf...)"
+_DESCRIPTION = """\
+Writes new digests into the manifest, variant.json and RECORD of packaged kernels whose files were changed on purpose: stripped, given
+another search path, repaired. Refuses, and writes nothing, where anything but digests is wrong with them. A wheel is written anew.
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser("seal", help=_HELP, description=_DESCRIPTION)
+    parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER")
+    parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
+    parser.set_defaults(run=_seal)
+
+
+def _seal(options: argparse.Namespace) -> int:
+    path = Path(options.what)
+    if not path.exists():
+        path = find_packaged(options.what)[0].place
+    for sealed in seal(path, load=not options.no_load):
+        print(f"{sealed.label}: {counted(len(sealed.changed), 'changed file')}")
+        for line in sealed.changed:
+            print(f"  {line}")
+        print(f"  written: {', '.join(sealed.written)}" if sealed.written else "  nothing to do: every digest is right")
+    return 0
