@@ -13,9 +13,14 @@ from native import programs
 from native.programs import build, host_program, lowered, tensor
 
 from tlaot.errors import BuildError
+from tlaot.manifest import digest_of
 from tlaot.target import parse_target, read_target
+from tlaot.tune.compile import Built
 from tlaot.tune.floors import find_floors, first_cuda
 from tlaot.tune.frontends.lowered import DeviceKernel
+from tlaot.tune.package import Winner, pack_winner
+from tlaot.tune.plan import Workload
+from tlaot.tune.spec import KernelSpec
 
 KERNEL = DeviceKernel("k", ("ptr",), (1,), ("blockIdx.x", "threadIdx.x"))
 HOST = host_program([programs.SET_DEVICE, ("k", ["PTR(DATA(0))", "INT(1)", "INT(32)"])])
@@ -119,3 +124,19 @@ def test_the_first_release_of_each_architecture() -> None:
         "sm_107": None,
     }
     assert {arch: first_cuda(read_target(f"cuda:{arch}")) for arch in known} == known
+
+
+def test_the_manifest_has_them(tmp_path: Path) -> None:
+    """As a build packs a winner: beside the kept PTX."""
+    target = read_target("cuda:compute_80")
+    ptx = b".version 9.0\n.target sm_80\n"
+    folder = build(lowered(HOST, PARAMS, [KERNEL]), tmp_path, target=target, cubin=ptx).parent
+    (folder / "kernel.ptx").write_bytes(ptx)
+    digest = digest_of((folder / "executable.so").read_bytes())
+    built = Built(folder, digest, tuple(PARAMS), (), {"name": "tvm", "version": "0"}, {}, compiler="nvrtc 13.0")
+    kernel = KernelSpec("k", "tvm", "m:f", (target,), (), (), "here")
+    variant = pack_winner(Winner(Workload(kernel, target, {}, ({},)), {}, built, {}, {}), keep=True).variant
+    assert {"cuda": "13.0", "toolkit": "13.0"}.items() <= variant.floor.items()
+    assert tuple(map(int, variant.floor["glibc"].split("."))) <= (2, 17)
+    assert "kernel.ptx" in variant.files
+    assert variant.properties["variant"] == "nvidia :: sm_arch :: 80_virtual"

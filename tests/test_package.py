@@ -25,6 +25,12 @@ from tlaot.tune.spec import KernelSpec, Spec
 from tlaot.tune.weigh import check_budget, weigh
 
 
+@pytest.fixture(autouse=True)
+def _floors_of_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The binaries here are a few bytes; test_floors.py has real ones.
+    monkeypatch.setattr("tlaot.tune.package.find_floors", lambda *_: {"glibc": "2.17"})
+
+
 def winner(folder: Path, shape: Mapping[str, Any], target: str = "llvm", name: str = "k", **files: bytes) -> Winner:
     """A winner with given files; ``so`` and ``cu`` stand for the binary and the kept source."""
     parsed = parse_target(target)

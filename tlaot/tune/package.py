@@ -30,6 +30,7 @@ from ..manifest import (
 from ..target import Target
 from .compile import EXECUTABLE, Built
 from .files import dump_json
+from .floors import find_floors
 from .plan import Workload
 
 __all__ = [
@@ -44,7 +45,7 @@ __all__ = [
     "write_packed",
 ]
 
-_KEPT_SOURCES = ("kernel.cubin", "device_kernel.cu", "host_kernel.c")
+_KEPT_SOURCES = ("kernel.cubin", "kernel.ptx", "device_kernel.cu", "host_kernel.c")
 _AGAIN = "Remove the folder and tune again; if it is part of an installed package, reinstall that."
 
 
@@ -163,6 +164,7 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
             "checked": workload.kernel.check,
             **({"trusted": False, "notes": list(winner.doubts)} if winner.doubts else {}),
         },
+        floor=find_floors(contents[EXECUTABLE], workload.target, built.compiler, workload.label),
         tuned=dict(winner.tuned),
     )
     return _describe(workload.kernel.name, variant, contents)
