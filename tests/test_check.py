@@ -54,7 +54,32 @@ def test_a_few_elements_may_miss_by_a_little() -> None:
 def test_one_plainly_wrong_element_in_a_thousand_fails() -> None:
     x = np.ones(1000, np.float32)
     x[3] = 1.5
-    assert "the worst misses" in (verdict(x, np.ones(1000)) or "")
+    assert "the worst, at [3], is 1.5 for 1 and misses by" in (verdict(x, np.ones(1000)) or "")
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_the_worst_element_is_named_by_its_indices(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever chunk it is, and a NaN of the reference, an infinity and a large integer before any finite miss."""
+    monkeypatch.setattr("tlaot.tune.check._CHUNK", 100)
+
+    def said(actual: np.ndarray, expected: np.ndarray) -> str:
+        if library == "numpy":
+            return verdict(actual, expected) or ""
+        torch = pytest.importorskip("torch")
+        found, wanted = torch.from_numpy(actual), torch.from_numpy(expected)
+        return compare(TorchArrays("cpu"), "C", str(actual.dtype), found, wanted, LOOSE) or ""
+
+    x = np.ones((10, 4, 20), np.float32)
+    x[2, 1, 7], x[9, 3, 19] = 1.25, 1.5
+    assert "at [9, 3, 19], is 1.5 for 1 and" in said(x, np.ones_like(x))
+    x[5, 0, 0] = np.inf
+    assert "at [5, 0, 0], is inf for 1 and" in said(x, np.ones_like(x))
+    unknown = np.ones((10, 4, 20), np.float32)
+    unknown[1, 2, 3] = np.nan
+    assert "at [1, 2, 3], is 1 for nan and" in said(np.ones_like(unknown), unknown)
+    large = np.full((30, 10), 1 << 62, np.int64)
+    large[25, 9] += 1
+    assert "at [25, 9], is 4.61169e+18 for" in said(large, np.full((30, 10), 1 << 62, np.int64))
 
 
 def test_integers_are_exact() -> None:

@@ -74,19 +74,17 @@ def wait_for(condition: object, seconds: float = 10) -> None:
 
 def test_a_pipe_gets_one_line_a_workload_and_nothing_else_while_lines_come(said: list[str]) -> None:
     pipe = io.StringIO()
-    with Progress(said.append, pipe, label="llvm:x86-64-v3", silence=5) as progress:
-        progress.planned(3)
+    with Progress(said.append, pipe, 3, label="llvm:x86-64-v3", silence=5) as progress:
         for _ in range(3):
             progress.compiled()
             progress.measured()
-        progress.decided("tlaot: k [llvm:x86-64-v3] (M=1): 1.2 ms")
+        progress.say("tlaot: k [llvm:x86-64-v3] (M=1): 1.2 ms")
     assert said == ["tlaot: k [llvm:x86-64-v3] (M=1): 1.2 ms"]
     assert pipe.getvalue() == ""
 
 
 def test_a_long_silence_is_broken_with_how_far_it_is(said: list[str], clock: list[float]) -> None:
-    with Progress(said.append, io.StringIO(), None, "cuda:sm_90a", 30, lambda: clock[0]) as progress:
-        progress.planned(512)
+    with Progress(said.append, io.StringIO(), 512, "cuda:sm_90a", 30, lambda: clock[0]) as progress:
         for _ in range(180):
             clock[0] += 0.1
             progress.compiled()
@@ -103,7 +101,7 @@ def test_a_long_silence_is_broken_with_how_far_it_is(said: list[str], clock: lis
         ), line
         time.sleep(1.5)
         assert len(said) == 1  # not again before 30 s more have gone by
-        progress.decided("a line")
+        progress.say("a line")
         clock[0] += 29
         time.sleep(1.5)
         assert said[1:] == ["a line"]
@@ -133,15 +131,14 @@ def test_the_time_left_is_by_the_slower_of_compiling_and_measuring(clock: list[f
 @needs_tqdm
 def test_a_terminal_has_a_bar_below_the_lines(said: list[str]) -> None:
     terminal = Terminal()
-    with Progress(lambda text: print(text, file=terminal.stream), terminal.stream, label="cuda:sm_90a") as progress:
-        progress.planned(8)
+    with Progress(lambda text: print(text, file=terminal.stream), terminal.stream, 8, label="cuda:sm_90a") as progress:
         for index in range(8):
             progress.compiled()
             progress.measured()
             time.sleep(0.15)
             if index == 4:
-                progress.decided("tlaot: first")
-        progress.decided("tlaot: second")
+                progress.say("tlaot: first")
+        progress.say("tlaot: second")
     text = terminal.text()
     assert re.search(r"tlaot: cuda:sm_90a: \|.+\| [1-8]/8 measured, [1-8] compiled, about \d s left", text), text
     # A line begins where the bar was cleared, and is not torn apart.
@@ -159,8 +156,8 @@ def test_odd_terminals(columns: int, encoding: str) -> None:
             progress.compiled()
             progress.measured()
             time.sleep(0.12)
-        progress.decided("tlaot: \u00b5s")
-        progress.decided("tlaot: after")
+        progress.say("tlaot: \u00b5s")
+        progress.say("tlaot: after")
     assert "tlaot: after" in terminal.text()
 
 
@@ -172,7 +169,7 @@ def test_a_terminal_that_goes_away_ends_nothing() -> None:
     terminal.text()  # closes it
     for _ in range(100):
         progress.measured()
-    progress.decided("nobody reads this")
+    progress.say("nobody reads this")
     time.sleep(1.2)  # the thread looks, too
     progress.close()
     progress.close()
@@ -184,7 +181,7 @@ def test_a_line_that_cannot_be_said_ends_nothing() -> None:
         raise BrokenPipeError
 
     with Progress(say, None, 5, silence=0.05) as progress:
-        progress.decided("x")
+        progress.say("x")
         time.sleep(0.3)
         progress.compiled()
         assert progress._thread.is_alive()

@@ -68,29 +68,55 @@ def _compare(arrays: Arrays, name: str, dtype: str, actual: Any, expected: Any, 
     default = default_tolerance(dtype)
     rtol = default if tolerance.rtol is None else tolerance.rtol
     atol = default if tolerance.atol is None else tolerance.atol
+    wanted_shape = tuple(int(size) for size in wanted.shape)
     found, wanted = found.reshape(-1), wanted.reshape(-1)
     count = math.prod(int(size) for size in found.shape)
-    nans, misses, worst = 0, 0, 0.0
+    nans, misses, worst, at = 0, 0, 0.0, -1
     for start in range(0, count, _CHUNK):
         tally = _tally(arrays, dtype, found[start : start + _CHUNK], wanted[start : start + _CHUNK], rtol, atol)
-        nans, misses, worst = nans + tally[0], misses + tally[1], max(worst, tally[2])
+        nans, misses = nans + tally.nans, misses + tally.misses
+        if tally.misses and (at < 0 or tally.worst > worst):
+            worst, at = tally.worst, start + tally.at
     if nans:
         return f"output {name} has {nans} NaN among {count} elements (or elements that were never written)"
     if misses == 0:
         return None
     allowed = int(tolerance.max_mismatched_ratio * count) if default else 0
     text = f"{misses} of {count} elements differ from the reference by more than {rtol:g} relative + {atol:g} absolute"
+    place = _spell_place(at, wanted_shape)
+    shown = f"the worst, at {place}, is {_spell(arrays, found[at])} for {_spell(arrays, wanted[at])}"
     if misses > allowed:
-        return f"output {name}: {text} ({allowed} may); the worst misses by {worst:.3g} times that"
+        return f"output {name}: {text} ({allowed} may); {shown} and misses by {worst:.3g} times that"
     if not worst <= WORST_FACTOR:
-        return (
-            f"output {name}: {text}; the worst misses by {worst:.3g} times that (at most {WORST_FACTOR:g} is allowed)"
-        )
+        limit = f"at most {WORST_FACTOR:g} is allowed"
+        return f"output {name}: {text}; {shown} and misses by {worst:.3g} times that ({limit})"
     return None
 
 
-def _tally(arrays: Arrays, dtype: str, actual: Any, expected: Any, rtol: float, atol: float) -> tuple[int, int, float]:
-    """Of one chunk: how many elements are NaN, how many miss the tolerance, and by what factor the worst one does."""
+def _spell(arrays: Arrays, element: Any) -> str:
+    return f"{float(arrays.float64(element.reshape(1))[0]):.6g}"
+
+
+def _spell_place(at: int, shape: Sequence[int]) -> str:
+    """A position in a flat array as indices: ``[2, 17]``."""
+    indices = []
+    for size in reversed(shape):
+        at, index = divmod(at, size)
+        indices.append(index)
+    return f"[{', '.join(map(str, reversed(indices)))}]"
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """Of one chunk: how many elements are NaN, how many miss the tolerance; by what factor the worst one does, and which that is."""
+
+    nans: int
+    misses: int
+    worst: float = 0.0
+    at: int = -1
+
+
+def _tally(arrays: Arrays, dtype: str, actual: Any, expected: Any, rtol: float, atol: float) -> _Tally:
     found, wanted = arrays.float64(actual), arrays.float64(expected)
     nans = int((found != found).sum())
     error = abs(found - wanted)
@@ -102,12 +128,14 @@ def _tally(arrays: Arrays, dtype: str, actual: Any, expected: Any, rtol: float, 
     if rtol == 0 and atol == 0 and "float" not in dtype:
         missed |= arrays.differ(actual, expected)  # float64 cannot tell large integers apart
     misses = int(missed.sum())
-    return nans, misses, _worst(error, bound) if misses else 0.0
-
-
-def _worst(error: Any, bound: Any) -> float:
+    if not misses:
+        return _Tally(nans, 0)
     ratio = error / (bound + 5e-324)  # smallest float64: an exact bound of 0 makes any error infinite
-    return float(ratio.max()) if bool((ratio == ratio).all()) else float("inf")
+    ratio[ratio != ratio] = math.inf
+    if not float(ratio.max()) > 1.0:  # large integers that float64 cannot tell apart
+        ratio[missed] = math.inf
+    at = int(ratio.argmax())
+    return _Tally(nans, misses, float(ratio[at]), at)
 
 
 def pick_outputs(returned: Any) -> Sequence[Any]:

@@ -63,12 +63,6 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def planned(self, count: int) -> None:
-        """So many candidates more are to be tried."""
-        with self._lock:
-            self._total = (self._total or 0) + count
-            self._draw()
-
     def skipped(self, count: int) -> None:
         """So many of those that were planned are not tried."""
         with self._lock:
@@ -86,10 +80,6 @@ class Progress:
         with self._lock:
             self._measured.add()
             self._draw()
-
-    def decided(self, text: str) -> None:
-        """A workload is done; ``text`` is the line that says how."""
-        self.say(text)
 
     def say(self, text: str) -> None:
         """A line for the person who waits, above the bar if there is one."""

@@ -121,15 +121,6 @@ class Search(ABC):
         """Whether every candidate was tried or passed over."""
         return not any(self.left) and not any(self.under_way)
 
-    def settled(self, workload: Workload) -> bool:
-        """Whether that is so of one workload."""
-        position = self._positions[workload.path]
-        return not self.left[position] and not self.under_way[position]
-
-    def concerns(self, candidate: Candidate) -> bool:
-        """Whether a candidate is one of this search's."""
-        return candidate.workload.path in self._positions
-
     def skipped(self) -> list[Skipped]:
         """The candidates that were passed over until now."""
         return list(self._skipped)
