@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..errors import BuildError, PackageError, TlaotError
+from ..errors import PackageError, TlaotError
 from ..manifest import MANIFEST_NAME, Manifest, loads
 from ..packaged import Found, find_packaged, open_wheel
 from .archive import check_members, check_record, check_tags, platforms_of, read_wheel
 from .binary import Binary, check_binary, check_device_code, check_glibc, read_binary
 from .files import check_coverage, check_digests, check_entry, check_layout, check_manifest
-from .finding import Finding, findings_of, show_findings
+from .finding import Finding, findings_of
 from .opening import check_opening
 from .subject import EXECUTABLE, Case, Demands, Subject, open_case, variants_of
 from .traces import check_manifest_traces, check_traces
 
-__all__ = ["Audited", "audit_folder", "audit_found", "audit_wheel", "fail_build"]
+__all__ = ["Audited", "audit_folder", "audit_found", "audit_wheel"]
 
 # What is asked of a wheel, of a package, of each variant, and of each variant's binary.
 WHEEL_CHECKS = {"archive": check_members, "record": check_record, "tags": check_tags}
@@ -114,19 +114,6 @@ def audit_wheel(path: Path, demands: Demands = Demands(), load: bool = True) -> 
             packages = []
         own = replace(demands, platforms=platforms_of(path))
         return [Audited(str(path), None, tuple(findings)), *(audit_found(found, own, load) for found in packages)]
-
-
-def fail_build(outcomes: Sequence[Audited], where: str) -> None:
-    """End a build whose result falls short.
-
-    Raises:
-        BuildError: There are findings; the message has them as a table.
-    """
-    findings = [finding for audited in outcomes for finding in audited.findings]
-    if findings:
-        table = "\n".join(show_findings(findings))
-        count = f"{len(findings)} finding" + ("" if len(findings) == 1 else "s")
-        raise BuildError(where, f"the audit of what was built has {count}:\n{table}", "Nothing was packaged.")
 
 
 def _audit_package(subject: Subject) -> Iterator[Finding]:

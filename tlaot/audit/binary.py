@@ -169,10 +169,11 @@ def check_device_code(case: Case, binary: Binary) -> Iterator[Finding]:
     """The device code is of the promised architecture; PTX is in variants of virtual architectures alone; nothing is beside it."""
     for what in _wrong_code(case, binary):
         yield Finding("device code", case.executable, what, "Build it again for the target.")
-    kept = case.contents.get("kernel.cubin")
-    if kept is not None and kept != binary.image:
-        what = f"is not the device code that is in {EXECUTABLE}"
-        yield Finding("device code", f"{case.variant.path}/kernel.cubin", what, "Build it again.")
+    for name in ("kernel.cubin", "kernel.ptx"):
+        kept = case.contents.get(name)
+        if kept is not None and kept != binary.image:
+            what = f"is not the device code that is in {EXECUTABLE}"
+            yield Finding("device code", f"{case.variant.path}/{name}", what, "Build it again.")
 
 
 def _wrong_code(case: Case, binary: Binary) -> Iterator[str]:

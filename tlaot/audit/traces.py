@@ -101,7 +101,8 @@ def build_places(*folders: str | Path) -> tuple[str, ...]:
     known = [*folders, Path.home(), tempfile.gettempdir(), os.getcwd(), sys.prefix, sys.base_prefix]
     real = [os.path.realpath(folder) for folder in known]
     # A folder directly below the root ("/usr", "/root") is a word that any Linux has; what is below it is found by pattern.
-    return tuple(sorted({path for path in map(str, [*known, *real]) if path.count("/") > 1}, key=len, reverse=True))
+    named = {path for path in map(str, [*known, *real]) if path.count("/") > 1 and path != "/usr/local"}
+    return tuple(sorted(named, key=len, reverse=True))
 
 
 def build_names() -> tuple[str, ...]:
