@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,18 @@ class Backend(_BuildMetaBackend):
         with _hook(config_settings) as settings:
             if settings.tune != "off":
                 _read_spec()
-            return super().build_wheel(wheel_directory, config_settings, metadata_directory)
+            from .bdist_wheel import COMPANIONS  # an old setuptools, which builds other projects here, has none
+
+            made: list[Path] = []
+            token = COMPANIONS.set(made)
+            try:
+                wheel = super().build_wheel(wheel_directory, config_settings, metadata_directory)
+            finally:
+                COMPANIONS.reset(token)
+            for companion in made:
+                # Frontends that move one wheel elsewhere leave the others: they stay in build/tlaot/wheels as well.
+                shutil.copyfile(companion, Path(wheel_directory, companion.name))
+            return wheel
 
     def build_sdist(self, sdist_directory: str, config_settings: ConfigSettings = None) -> str:
         with _hook(config_settings):

@@ -1,4 +1,4 @@
-"""``bdist_wheel`` for a project with kernels: the audited tag, and the same bytes from the same input."""
+"""``bdist_wheel`` for a project with kernels: the audited tag, the same bytes from the same input, and companion wheels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.errors import BaseError
 
 from ..errors import TlaotError
+from ..split import split_wheel, write_wheels
+from .settings import CONFIG_SETTINGS, read_settings
 from .wheel_tag import Audit, audit_platform
 
-__all__ = ["with_kernels"]
+__all__ = ["COMPANIONS", "with_kernels"]
+
+COMPANIONS: ContextVar[list[Path] | None] = ContextVar("tlaot_companions", default=None)
+"""Takes the companion wheels that are made while a PEP 517 hook runs; None where no hook asks for them."""
 
 # 2020-02-02, the date that hatchling writes; any fixed one after 1980 (zip's first year) would do.
 _FIXED_DATE = "1580601600"
@@ -32,6 +38,36 @@ def with_kernels(base: type[bdist_wheel]) -> type[bdist_wheel]:
         def run(self) -> None:
             with _source_date(os.environ):
                 super().run()
+            try:
+                self._split()
+            except TlaotError as error:
+                raise BaseError(str(error)) from error
+
+        def _split(self) -> None:
+            """Where the spec says so, give each CUDA architecture's kernels a wheel of their own."""
+            from ..tune.place import work_folder
+
+            settings = read_settings(CONFIG_SETTINGS.get(), os.environ)
+            spec = self.get_finalized_command("build_kernels").read_spec()
+            if spec.split is None or settings.tune == "off":
+                return
+            command, version, path = self.distribution.dist_files[-1]
+            split = split_wheel(Path(path))
+            folder = work_folder(spec.path.parent) / "wheels"
+            for left in folder.glob("*.whl"):
+                left.unlink()
+            if not split.companions:
+                self.announce(f"tlaot: split: this wheel has no CUDA kernels; {Path(path).name} is all", logging.INFO)
+                return
+            Path(path).unlink()  # without binaries the main wheel's tag, and so its name, is another one
+            (main,) = write_wheels([split.main], Path(path).parent)
+            self.distribution.dist_files[-1] = (command, version, str(main))
+            paths = write_wheels(split.companions, folder)
+            made = COMPANIONS.get()
+            if made is not None:
+                made.extend(paths)
+            listed = "".join(f"\n  {one.name}: {', '.join(one.targets)}" for one in split.companions)
+            self.announce(f"tlaot: companions of {main.name}, in {folder}:{listed}", logging.INFO)
 
         def get_tag(self) -> tuple[str, str, str]:
             """``py3-none-<platform>``: kernels are called through the TVM FFI's C ABI, not CPython's.

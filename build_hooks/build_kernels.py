@@ -67,7 +67,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         """The manifest, which names all others, and whatever other files are there already."""
         if self.editable_mode:
             return []
-        output = self._output(self._read_spec().package)
+        output = self._output(self.read_spec().package)
         found = {str(path) for path in output.rglob("*") if path.is_file()}
         return sorted(found | {str(output / MANIFEST)})
 
@@ -79,7 +79,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         """What an sdist needs to build the same kernels: the spec, its lock, and the modules that it names."""
         spec_path = self._spec_path()
         files = [spec_path, *(path for path in [spec_path.with_name(LOCK)] if path.is_file())]
-        spec = self._read_spec()
+        spec = self.read_spec()
         root = self._source_root(spec.package)
         for module in _modules_of(spec):
             files.extend(_files_of(module, root))
@@ -89,7 +89,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         from ..tune.place import hold_project
 
         self._say(show_settings(settings))
-        spec = self._read_spec()
+        spec = self.read_spec()
         hold_project(spec.path.parent, self._say)
         output = self._output(spec.package).resolve()
         shutil.rmtree(output, ignore_errors=True)  # build/ outlives a build: an old kernel must not slip into this one
@@ -116,7 +116,12 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
             raise SetupError("tltune.toml: there is none beside pyproject.toml any more\nPut it back.")
         return path
 
-    def _read_spec(self) -> Spec:
+    def read_spec(self) -> Spec:
+        """The project's spec.
+
+        Raises:
+            SetupError: There is none, or it is wrong.
+        """
         from ..tune.spec_file import read_spec
 
         try:

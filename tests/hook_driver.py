@@ -1,6 +1,8 @@
 """Call one PEP 517 hook, as a frontend does, with a pipeline that copies a given binary instead of tuning.
 
-    python hook_driver.py BACKEND HOOK FOLDER BINARY REPORT CONFIG_SETTINGS_AS_JSON [--no-plugin]
+    python hook_driver.py BACKEND HOOK FOLDER BINARY REPORT CONFIG_SETTINGS_AS_JSON [--no-plugin] [--targets=A,B]
+
+With targets there is a kernel for each, and a manifest that says so.
 
 Writes what happened to the JSON file REPORT. Runs in a process of its own, since setuptools is not made to be
 called twice in one.
@@ -34,12 +36,31 @@ def build_package(
         from tlaot.errors import TuningError
 
         raise TuningError("kernel add", "no candidate was correct", "Mend the kernel.")
+    targets = next((flag.partition("=")[2].split(",") for flag in FLAGS if flag.startswith("--targets=")), [])
+    if targets:
+        return build_for(targets, output, Path(BINARY).read_bytes())
     files = [Path("manifest.json"), Path("add/llvm-x86-64-v2/N1024/executable.so")]
     for file in files:
         (output / file).parent.mkdir(parents=True, exist_ok=True)
     (output / files[0]).write_text("{}\n")
     shutil.copyfile(BINARY, output / files[1])
     return tuple(files)
+
+
+def build_for(targets: list[str], output: Path, binary: bytes) -> tuple[Path, ...]:
+    from tlaot.manifest import Kernel, Manifest, Param, Variant, digest_of, dumps
+
+    variants = [
+        Variant(target, {"N": 1024}, {}, f"add/{target.replace(':', '-')}/N1024", (Param("A", "float32", (1024,)),), (),
+                {"latency": None}, {"executable.so": digest_of(binary)})
+        for target in targets
+    ]  # fmt: skip
+    for variant in variants:
+        (output / variant.path).mkdir(parents=True)
+        (output / variant.path / "executable.so").write_bytes(binary)
+    package = output.parent.name
+    (output / "manifest.json").write_text(dumps(Manifest(package, {"add": Kernel("add", tuple(variants))}, "0")))
+    return tuple(path for path in output.rglob("*") if path.is_file())
 
 
 def main() -> None:

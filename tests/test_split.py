@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import ROOT, clean_environ, copy_project
 from fixtures_runtime import compile_kernel, tensor, variant, write_package
 
 from tlaot.cli import main
@@ -357,3 +358,54 @@ def test_manifest_of_a_companion_has_no_companions(split: tuple[Path, Split, lis
         manifest: Manifest = next(loads(d) for n, d in contents(path).items() if n.endswith("manifest.json"))
         assert manifest.companions == {}
         assert all(kernel.variants for kernel in manifest.kernels.values())
+
+
+# In a build
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "package"),
+    [
+        ("flat_plugin", "setuptools.build_meta", "flat_kernels"),
+        ("src_backend", "tlaot.build_hooks", "src_kernels"),
+    ],
+)
+def test_a_build_splits_where_the_spec_says_so(name: str, backend: str, package: str, tmp_path: Path) -> None:
+    """The main wheel is the hook's; companions stay in the project, and tlaot's backend leaves them beside it too."""
+    pytest.importorskip("tlaot.build_hooks", reason="tlaot is not installed here")
+    project = copy_project(name, tmp_path / "project")
+    spec = next(path for path in project.rglob("*.toml") if "[tlaot]" in path.read_text())
+    spec.write_text(spec.read_text().replace("[tlaot]\n", '[tlaot]\nsplit = "arch"\n', 1))
+    binary = tmp_path / "executable.so"
+    binary.write_bytes(compile_kernel(3, 4))
+    left = spec.parent / "build" / "tlaot" / "wheels"
+    left.mkdir(parents=True)
+    (left / "of_an_earlier_build-1-py3-none-any.whl").write_text("")
+
+    def build(out: str, targets: str, *config: str) -> tuple[str, set[str]]:
+        (tmp_path / out).mkdir()
+        arguments = [backend, "build_wheel", tmp_path / out, binary, tmp_path / f"{out}.json", *(config or ("null",))]
+        command = [sys.executable, ROOT / "tests" / "hook_driver.py", *arguments, f"--targets={targets}"]
+        done = subprocess.run(
+            list(map(str, command)), cwd=project, env=clean_environ(), capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr, {path.name.rpartition("-py3-")[0] for path in (tmp_path / out).glob("*.whl")}
+
+    companions = {f"{package}_cuda_sm_80-1.0", f"{package}_cuda_sm_90a-1.0"}
+    for out, targets, staying in (
+        ("one", "llvm:x86-64-v2,cuda:sm_80,cuda:sm_90a", 1),
+        ("two", "cuda:sm_80,cuda:sm_90a", 0),
+    ):
+        said, made = build(out, targets)
+        assert made == ({f"{package}-1.0"} | (companions if backend.startswith("tlaot") else set()))
+        assert {path.name.rpartition("-py3-")[0] for path in left.glob("*.whl")} == companions
+        assert f"{package}_cuda_sm_90a-1.0" in said
+        (wheel,) = (tmp_path / out).glob(f"{package}-*.whl")
+        assert wheel.name.endswith("-any.whl") == (not staying)
+        assert sum(name.endswith("executable.so") for name in contents(wheel)) == staying
+        check_record(contents(wheel))
+    said, made = build("three", "llvm:x86-64-v2")
+    assert made == {f"{package}-1.0"}
+    assert "this wheel has no CUDA kernels" in said
+    assert not list(left.glob("*.whl"))
