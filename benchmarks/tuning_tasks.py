@@ -80,7 +80,7 @@ def build(shapes: Sequence[Config], configs: Sequence[Config], search: str, targ
     project = Path.cwd() / "project"
     project.mkdir()
     output = project / "out" / "tuned" / "_tlaot"
-    settings = SimpleNamespace(tune="on", targets=None, jobs=None, keep=False)
+    settings = SimpleNamespace(tune="on", targets=None, jobs=None, keep=False, lock="ignore")
 
     def run(shapes: Sequence[Config], configs: Sequence[Config]) -> tuple[float, list[str]]:
         (project / "tltune.toml").write_text(_spec(shapes, configs, search, target))

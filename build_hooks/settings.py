@@ -17,6 +17,7 @@ __all__ = ["CONFIG_SETTINGS", "ConfigSettings", "Settings", "read_settings", "sh
 
 ConfigSettings: TypeAlias = "Mapping[str, str | list[str] | None] | None"
 Tune: TypeAlias = Literal["on", "off", "force"]
+Lock: TypeAlias = Literal["auto", "update", "frozen", "ignore"]
 
 CONFIG_SETTINGS: ContextVar[ConfigSettings] = ContextVar("tlaot_config_settings", default=None)
 """The ``-C`` settings of the PEP 517 hook that runs now.
@@ -26,7 +27,8 @@ neither ``os.environ`` nor a module's global state changes."""
 
 PREFIX = "TLAOT_"
 TUNE_CHOICES = ("on", "off", "force")
-KEYS = ("tune", "targets", "jobs", "keep")
+LOCK_CHOICES = ("auto", "update", "frozen", "ignore")
+KEYS = ("tune", "lock", "targets", "jobs", "keep")
 # Of kernels at run time and of the autotuner in Python (its autotuner/settings.py has the same list; a test compares
 # them): a build leaves them alone.
 RUN_TIME_VARIABLES = (
@@ -69,12 +71,15 @@ class Settings:
 
     Attributes:
         tune: ``"on"`` tunes what has no valid record yet, ``"force"`` tunes everything again, ``"off"`` packages no kernels.
+        lock: What ``tltune.lock`` is to the build. ``"auto"`` takes what holds of it and tunes the rest where there is a device;
+            ``"update"`` also writes what it found; ``"frozen"`` tunes nothing; ``"ignore"`` builds as if there were none.
         targets: Build only these targets; None for those that the spec declares.
         jobs: Compile this many candidates at once; None for what the machine has.
         keep: Ship ``device_kernel.cu``, ``host_kernel.c`` and ``kernel.cubin`` beside each binary.
     """
 
     tune: Tune = "on"
+    lock: Lock = "auto"
     targets: tuple[str, ...] | None = None
     jobs: int | None = None
     keep: bool = False
@@ -102,8 +107,17 @@ def read_settings(config_settings: ConfigSettings, environ: Mapping[str, str]) -
 
     # An empty value is as good as none, as for most variables that a CI matrix sets.
     given = {key: (where, text.strip()) for key, (where, text) in texts.items() if text.strip()}
+    tune = _tune(*given["tune"]) if "tune" in given else "on"
+    lock = _lock(*given["lock"]) if "lock" in given else "auto"
+    if (tune, lock) == ("force", "frozen"):
+        raise SpecError(
+            f"{given['tune'][0]} and {given['lock'][0]}",
+            "tune=force tunes everything again and lock=frozen tunes nothing",
+            "Leave out one of them.",
+        )
     return Settings(
-        tune=_tune(*given["tune"]) if "tune" in given else "on",
+        tune=tune,
+        lock=lock,
         targets=_targets(*given["targets"]) if "targets" in given else None,
         jobs=_jobs(*given["jobs"]) if "jobs" in given else None,
         keep=_flag(*given["keep"]) if "keep" in given else False,
@@ -114,7 +128,7 @@ def show_settings(settings: Settings) -> str:
     """One line for the log: every setting, defaults too, as it could be typed after ``-C``."""
     targets = "(the spec's)" if settings.targets is None else ",".join(settings.targets)
     jobs = "(all processors)" if settings.jobs is None else str(settings.jobs)
-    return f"tlaot: tune={settings.tune} targets={targets} jobs={jobs} keep={str(settings.keep).lower()}"
+    return f"tlaot: tune={settings.tune} lock={settings.lock} targets={targets} jobs={jobs} keep={str(settings.keep).lower()}"
 
 
 def _unknown(where: str, name: str, known: Iterable[str]) -> SpecError:
@@ -135,6 +149,15 @@ def _tune(where: str, text: str) -> Tune:
     if text not in TUNE_CHOICES:
         raise SpecError(where, f"expected {', '.join(TUNE_CHOICES)}, got {text!r}", f"Write {where}=off, for instance.")
     return cast(Tune, text)
+
+
+def _lock(where: str, text: str) -> Lock:
+    if text not in LOCK_CHOICES:
+        hint = did_you_mean(text, LOCK_CHOICES)
+        raise SpecError(
+            where, f"expected {', '.join(LOCK_CHOICES)}, got {text!r}{hint}", f"Write {where}=frozen, for instance."
+        )
+    return cast(Lock, text)
 
 
 def _targets(where: str, text: str) -> tuple[str, ...]:

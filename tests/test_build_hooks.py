@@ -60,7 +60,7 @@ def test_settings_of_build_frontend_lists_and_empty_values() -> None:
 
 def test_settings_are_shown_on_one_line() -> None:
     shown = show_settings(Settings("force", ("cuda:sm_80",), 2, True))
-    assert shown == "tlaot: tune=force targets=cuda:sm_80 jobs=2 keep=true"
+    assert shown == "tlaot: tune=force lock=auto targets=cuda:sm_80 jobs=2 keep=true"
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_wheel_has_kernels_and_an_audited_tag(consumer: tuple[Path, str, str], b
     assert call["settings"]["jobs"] == 2
     assert Path(call["source_root"]) == (project / "src" if (project / "src").is_dir() else project).resolve()
     lines = done.output.splitlines()
-    assert lines.index("tlaot: tune=on targets=(the spec's) jobs=2 keep=false") < lines.index("fake pipeline: building")
+    assert lines.index("tlaot: tune=on lock=auto targets=(the spec's) jobs=2 keep=false") < lines.index("fake pipeline: building")
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["libc", "getrandom"])

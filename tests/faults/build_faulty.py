@@ -18,6 +18,7 @@ class Settings:
     targets: tuple[str, ...] | None
     jobs: int | None
     keep: bool
+    lock: str = "auto"
 
 
 def main() -> None:

@@ -23,15 +23,15 @@ from ..tune.child import Child, Failed
 from ..tune.compile import Built, CompilePool, Workshop, compile_candidates
 from ..tune.frontends import FRONTENDS
 from ..tune.journal import Journal
+from ..tune.lock import doubts_of, latencies
 from ..tune.machine import Machine, inspect_machine
 from ..tune.measure import Measured
 from ..tune.package import Winner
 from ..tune.parcel import write_parcel
 from ..tune.plan import Candidate, Workload, counted
-from ..tune.record import doubts_of, latency_of, make_record
 from ..tune.schedule import Outcome, Stand, Tuned, tune_workloads
 from ..tune.search import make_search
-from ..tune.select import select_winner
+from ..tune.select import default_timing, select_winner
 from ..tune.spec import Budget, KernelSpec, Profile
 from ..tune.store import Keys, Store
 from ..tune.supply import supply_from_json, validate_supply
@@ -55,7 +55,7 @@ _DECIDE_REPS, _QUIET_REPS = 20.0, 300.0
 
 def tune(
     request: Request, scratch: Path, keys: Callable[[Candidate], Keys] | None = None, store: Path | None = None
-) -> tuple[Winner, dict[str, Any]]:
+) -> Winner:
     """Compile, check and time candidates, and choose the winner.
 
     Args:
@@ -65,7 +65,7 @@ def tune(
         store: Folder of what earlier tunings of the factory have found; None keeps nothing.
 
     Returns:
-        The winner and the evidence: what became of every candidate.
+        The winner.
 
     Raises:
         SpecError: A callback or an input is wrong.
@@ -101,14 +101,14 @@ def tune(
     _raise_what_all_share(workload, tuned.outcomes)
     winner = select_winner(workload, tuned.outcomes, tuned.decision.winner_index, journal.path)
     device = machine.device_name(target)
-    record = make_record(workload, "", device, tuned.outcomes, tuned.decision)
-    doubts = doubts_of(record)
+    doubts = doubts_of(tuned.decision.trusted, tuned.decision.notes)
     if tuned.decision.notes:
         (journal.write if doubts else journal.say)(f"{workload.label}: {'; '.join(tuned.decision.notes)}")
     if doubts:
         warnings.warn(f"tlaot: {workload.label}: {'; '.join(doubts)}", stacklevel=6)
     config = request.configs[winner.candidate.index]
-    return Winner(workload, config, winner.built, latency_of(record), {"device": device}, doubts), record
+    latency = latencies(winner.timing, default_timing(tuned.outcomes), tuned.decision.reference)
+    return Winner(workload, config, winner.built, latency, {"device": device}, doubts)
 
 
 def compile_only(

@@ -186,9 +186,9 @@ def _tune(request: Request, cache: TuningCache | None, keys: RequestKeys | None)
     scratch = make_scratch()
     try:
         if cache is None or keys is None:
-            winner, _ = tune(request, scratch)
+            winner = tune(request, scratch)
         else:
-            winner, _ = tune(request, scratch, keys.of, cache.candidates(request.factory.name, keys.build))
+            winner = tune(request, scratch, keys.of, cache.candidates(request.factory.name, keys.build))
         result = result_from_winner(winner, request.factory.call)
     finally:
         remove(scratch)

@@ -15,8 +15,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..target import Target
+from .nvml import driver_version
 
 __all__ = ["Gpu", "Machine", "inspect_machine"]
 
@@ -28,13 +30,23 @@ _CAPABILITY_MINOR = 76
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible CUDA device."""
+    """One visible CUDA device.
+
+    Attributes:
+        index: Its number among the visible ones.
+        name: The model.
+        capability: Compute capability.
+        sm_count: Streaming multiprocessors.
+        driver: The CUDA version that the driver offers, as it says it: 13000.
+        release: The driver's own version, ``"580.65.06"``; "" where NVML does not say.
+    """
 
     index: int
     name: str
     capability: tuple[int, int]
     sm_count: int
     driver: int
+    release: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,21 @@ class Machine:
             return f"{self.cpu}, {self.cpu_count} CPUs"
         gpu = self.gpu_for(target)
         return "none" if gpu is None else f"{gpu.name}, {gpu.sm_count} SMs, driver {gpu.driver}"
+
+    def device_facts(self, target: Target) -> dict[str, Any]:
+        """What a target's candidates are measured on, as data: the model and what can change the times on it."""
+        if not target.is_cuda:
+            return {"name": self.cpu, "cpus": self.cpu_count}
+        gpu = self.gpu_for(target)
+        if gpu is None:
+            return {}
+        facts: dict[str, Any] = {
+            "name": gpu.name,
+            "sm_count": gpu.sm_count,
+            "capability": f"{gpu.capability[0]}.{gpu.capability[1]}",
+            "cuda": f"{gpu.driver // 1000}.{gpu.driver % 1000 // 10}",
+        }
+        return {**facts, "driver": gpu.release} if gpu.release else facts
 
 
 def inspect_machine(search_path: Sequence[str], environ: Mapping[str, str]) -> Machine:
@@ -111,6 +138,7 @@ def _ask_driver() -> list[Gpu]:
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
     cuda.cuDriverGetVersion(ctypes.byref(driver))
+    release = driver_version() or ""
     gpus = []
     for index in range(count.value):
         device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
@@ -124,7 +152,9 @@ def _ask_driver() -> list[Gpu]:
             return value.value
 
         capability = (attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR))
-        gpus.append(Gpu(index, name.value.decode(), capability, attribute(_MULTIPROCESSOR_COUNT), driver.value))
+        gpus.append(
+            Gpu(index, name.value.decode(), capability, attribute(_MULTIPROCESSOR_COUNT), driver.value, release)
+        )
     return gpus
 
 

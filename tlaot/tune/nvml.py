@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["Nvml", "open_nvml"]
+__all__ = ["Nvml", "driver_version", "open_nvml"]
 
 _LIBRARY = "libnvidia-ml.so.1"
 _SUCCESS, _INSUFFICIENT_SIZE = 0, 7
@@ -88,3 +88,15 @@ def open_nvml(uuid: str, library: str = _LIBRARY) -> Nvml | None:
     except (OSError, AttributeError):
         return None
     return Nvml(loaded, device) if found == _SUCCESS else None
+
+
+def driver_version(library: str = _LIBRARY) -> str | None:
+    """The installed driver's version, ``"580.65.06"``; None where there is no NVML."""
+    text = ctypes.create_string_buffer(96)
+    try:
+        loaded = ctypes.CDLL(library)
+        if loaded.nvmlInit_v2() != _SUCCESS or loaded.nvmlSystemGetDriverVersion(text, len(text)) != _SUCCESS:
+            return None
+    except (OSError, AttributeError):
+        return None
+    return text.value.decode(errors="replace")

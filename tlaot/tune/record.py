@@ -1,7 +1,8 @@
 """Records: what tuning a workload found, kept so that the next build of the same thing repeats none of it.
 
-A record is valid as long as its key is: the spec's entry, the shape, the configs, the author's sources, the versions of
-what compiles and the device. From one set of records every build packages the same winners.
+A record is an entry of the lock that stays on this machine. It is valid as long as its key is: the spec's entry, the shape, the
+configs, all of the author's sources, the versions of what compiles and the device. From one set of records every build
+packages the same winners, and writes the same lock.
 """
 
 from __future__ import annotations
@@ -9,30 +10,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .child import Failed
 from .files import dump_json, write_atomically
-from .measure import Decision
+from .lock import Entry, Tried, digest_entry
+from .lock_entry import entry_from_json, entry_to_json, round_timing
+from .measure import Decision, Measured
 from .plan import Candidate, Workload, canonical
 from .schedule import Outcome
 from .search import Skipped
 from .store import Keys
 
 __all__ = [
+    "Circumstances",
     "candidate_keys",
     "digest_sources",
-    "doubts_of",
-    "latency_of",
     "load_record",
-    "make_record",
+    "make_entry",
     "record_key",
     "save_record",
 ]
 
-_RECORD_VERSION = 2
+_RECORD_VERSION = 3
+
+# Hex digits of a binary's digest, which tells the binaries of a kernel apart; and of a reason, what is read.
+_BINARY_DIGITS = 16
+_LONGEST_REASON = 300
 
 # Of a kernel's entry, what its binary depends on; and what says where it stands, or how long to look for a winner.
 _BUILD_FIELDS = ("name", "frontend", "factory", "out_idx", "pass_configs", "compile_flags")
@@ -40,6 +46,22 @@ _PLACE_FIELDS = ("where", "targets", "shapes", "configs")
 _SEARCH_FIELDS = ("search", "budget", "profile")
 # What ships of a tuning, which is no part of it.
 _SHIP_FIELDS = ("ptx", "max_slowdown")
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What evidence depends on; the first four as of :class:`~tlaot.tune.lock.Entry`.
+
+    Attributes:
+        spec, sources, tools, device: See there.
+        folders: Folders of this machine, which no reason should name.
+    """
+
+    spec: Mapping[str, Any]
+    sources: Mapping[str, str]
+    tools: Mapping[str, str]
+    device: Mapping[str, Any]
+    folders: tuple[Path, ...] = ()
 
 
 def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], device: str) -> str:
@@ -92,71 +114,62 @@ def candidate_keys(candidate: Candidate, sources: str, tools: Mapping[str, Any],
     return Keys(build, _sha256(canonical({"build": build, "kernel": rest, "clock": clock, "device": device}).encode()))
 
 
-def make_record(
+def make_entry(
     workload: Workload,
-    key: str,
-    device: str,
     outcomes: Sequence[Outcome],
     decision: Decision,
-) -> dict[str, Any]:
-    """The evidence of a tuning as JSON: the winner, what became of each candidate, the reference's time.
+    circumstances: Circumstances,
+) -> Entry:
+    """The evidence of a tuning: the winner, what became of each candidate, the reference's time.
 
-    ``trusted`` is false where the device was not quiet while it was decided; ``notes`` say why.
+    Args:
+        workload: The workload.
+        outcomes: One a config, in order.
+        decision: The decision, of a winner.
+        circumstances: What it depends on.
     """
-    reference = decision.reference
-    return {
-        "key": key,
-        "kernel": workload.kernel.name,
-        "target": str(workload.target),
-        "shape": dict(workload.shape),
-        "device": device,
-        "checked": workload.kernel.check,
-        "winner": decision.winner_index,
-        "trusted": decision.trusted,
-        "notes": list(decision.notes),
-        "reference": None if reference is None else asdict(reference),
-        "candidates": [_candidate(config, outcome) for config, outcome in zip(workload.configs, outcomes, strict=True)],
-    }
+    assert decision.winner_index is not None
+    config, winner = workload.configs[decision.winner_index], outcomes[decision.winner_index]
+    return Entry(
+        kernel=workload.kernel.name,
+        target=str(workload.target),
+        shape=dict(workload.shape),
+        spec=circumstances.spec,
+        sources=circumstances.sources,
+        tools=circumstances.tools,
+        ships=dict(config),
+        code=dict(winner.built.code) if isinstance(winner, Measured) else {},
+        winner=dict(config),
+        device=circumstances.device,
+        checked=workload.kernel.check,
+        trusted=decision.trusted,
+        notes=tuple(decision.notes),
+        reference=None if decision.reference is None else round_timing(decision.reference),
+        candidates=tuple(
+            _tried(config, outcome, circumstances.folders)
+            for config, outcome in zip(workload.configs, outcomes, strict=True)
+        ),
+    )
 
 
-def latency_of(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """What of a record ships: times of the winner, the default and the reference in ms."""
-    winner = record["candidates"][record["winner"]]["timing"]
-    default = record["candidates"][0].get("timing")
-    reference = record["reference"]
-    return {
-        "latency": winner["latency"],
-        "spread": winner["spread"],
-        "default_latency": None if default is None else default["latency"],
-        "ref_latency": None if reference is None else reference["latency"],
-    }
-
-
-def doubts_of(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why the times of a record are not to be trusted; nothing where they are."""
-    if record.get("trusted", True):
-        return ()
-    return tuple(record.get("notes", ())) or ("measured while the device was not quiet",)
-
-
-def save_record(folder: Path, workload: Workload, record: Mapping[str, Any]) -> None:
+def save_record(folder: Path, workload: Workload, key: str, entry: Entry) -> None:
     path = _path(folder, workload)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, dump_json(record))
+    body = entry_to_json(entry)
+    write_atomically(path, dump_json({**body, "key": key, "digest": digest_entry(body)}))
 
 
-def load_record(folder: Path, workload: Workload, key: str) -> dict[str, Any] | None:
+def load_record(folder: Path, workload: Workload, key: str) -> Entry | None:
     """The record of a workload, if there is a valid one; a damaged one counts as none."""
     try:
-        record: dict[str, Any] = json.loads(_path(folder, workload).read_bytes())
-        valid = (
-            record["key"] == key
-            and 0 <= record["winner"] < len(workload.configs)
-            and len(record["candidates"]) == len(workload.configs)
-        )
+        body: dict[str, Any] = json.loads(_path(folder, workload).read_bytes())
+        if body.pop("key") != key:
+            return None
+        entry = entry_from_json(body, "record")
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return record if valid else None
+    known = all(entry.tried(config) is not None for config in workload.configs)
+    return entry if known and len(entry.candidates) == len(workload.configs) else None
 
 
 def digest_sources(root: Path, modules: Sequence[str]) -> str:
@@ -175,12 +188,20 @@ def digest_sources(root: Path, modules: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _candidate(config: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
+def _tried(config: Mapping[str, Any], outcome: Outcome, folders: Sequence[Path]) -> Tried:
     if isinstance(outcome, Failed):
-        return {"config": dict(config), "failed": {"stage": outcome.stage, "reason": outcome.reason}}
+        return Tried(dict(config), failed=(outcome.stage, _shorten(outcome.reason, folders)))
     if isinstance(outcome, Skipped):
-        return {"config": dict(config), "skipped": outcome.reason}
-    return {"config": dict(config), "timing": asdict(outcome.timing)}
+        return Tried(dict(config), skipped=_shorten(outcome.reason, folders))
+    return Tried(dict(config), timing=round_timing(outcome.timing), binary=outcome.built.digest.sha256[:_BINARY_DIGITS])
+
+
+def _shorten(reason: str, folders: Sequence[Path]) -> str:
+    """A reason as one line that says nothing of this machine's folders."""
+    text = " ".join(reason.split())
+    for folder in folders:
+        text = text.replace(f"{folder}/", "")
+    return text if len(text) <= _LONGEST_REASON else f"{text[: _LONGEST_REASON - 3]}..."
 
 
 def _path(folder: Path, workload: Workload) -> Path:

@@ -1,0 +1,124 @@
+"""Unite the locks of several machines, or of two branches: entry by entry, never line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import BuildError
+from .lock import Entry, Key, Lock
+from .lock_entry import entry_to_json
+from .plan import canonical
+
+__all__ = ["Merged", "merge_locks"]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Locks made one.
+
+    Attributes:
+        lock: The result.
+        notes: A line for every choice that was made between entries that differ.
+    """
+
+    lock: Lock
+    notes: tuple[str, ...]
+
+
+def merge_locks(
+    locks: Sequence[tuple[str, Lock]],
+    fits: Callable[[Entry], bool] | None = None,
+    prefer: str | None = None,
+    base: Lock | None = None,
+) -> Merged:
+    """Unite locks.
+
+    Where several have an entry of one workload, and it is not the same: of a side that has not touched it since ``base`` nothing is
+    taken; then one that fits the present spec and sources goes before one that does not; then one that is
+    trusted before one that is not. What is left must be one, or the one of ``prefer``: times of two machines do not
+    compare, and nothing in them says which device the package is for.
+
+    Args:
+        locks: Names for messages, and locks.
+        fits: Whether an entry fits the present spec and sources; None where there are none to ask.
+        prefer: Name of the lock whose entries are taken where nothing else decides.
+        base: The lock that all of them were made from; entries that one of them has removed since then are gone.
+
+    Raises:
+        BuildError: Two entries differ and nothing decides between them, or one was edited by hand.
+    """
+    for name, lock in locks:
+        if lock.edited:
+            labels = ", ".join(lock.entries[key].label for key in sorted(lock.edited))
+            raise BuildError(
+                name, f"was edited by hand, or merged by lines: {labels}", "Take it back from version control."
+            )
+    entries: dict[Key, Entry] = {}
+    notes: list[str] = []
+    undecided: list[str] = []
+    for key in sorted({key for _, lock in locks for key in lock.entries}):
+        found = _candidates(key, locks, base)
+        if found is None:
+            continue
+        left = _narrow(found, fits)
+        if len(left) > 1 and prefer is not None:
+            left = [item for item in left if item[0] == prefer] or left
+        names = " and ".join(name for name, _ in left)
+        if len(left) > 1:
+            undecided.append(f"  {left[0][1].label}: {names} differ ({_differences([entry for _, entry in left])})")
+            continue
+        name, entries[key] = left[0]
+        if len(found) > 1:
+            others = ", ".join(other for other, _ in found if other != name)
+            notes.append(f"{entries[key].label}: taken from {name}, not from {others}")
+    if undecided:
+        which = ", ".join(f"--prefer {name}" for name, _ in locks)
+        raise BuildError(
+            "tltune.lock", "nothing decides between entries:\n" + "\n".join(undecided), f"Say which: {which}."
+        )
+    return Merged(Lock(entries), tuple(notes))
+
+
+def _candidates(key: Key, locks: Sequence[tuple[str, Lock]], base: Lock | None) -> list[tuple[str, Entry]] | None:
+    """The different entries of a workload; None where it was removed since the base and changed by nobody."""
+    old = None if base is None else base.entries.get(key)
+    found: dict[str, tuple[str, Entry]] = {}
+    removed = False
+    for name, lock in locks:
+        entry = lock.entries.get(key)
+        if entry is None:
+            removed = removed or old is not None
+        else:
+            found.setdefault(_identity(entry), (name, entry))
+    if old is not None:
+        untouched = found.pop(_identity(old), None)
+        if not found:
+            return None if removed or untouched is None else [untouched]
+    return list(found.values())
+
+
+def _narrow(found: Sequence[tuple[str, Entry]], fits: Callable[[Entry], bool] | None) -> Sequence[tuple[str, Entry]]:
+    left = found
+    for good in (fits, lambda entry: entry.trusted):
+        if good is not None and len(left) > 1:
+            left = [item for item in left if good(item[1])] or left
+    return left
+
+
+def _differences(entries: Sequence[Entry]) -> str:
+    """What tells entries apart for a person: the devices, else the winners, else the names of the fields."""
+    devices = [_spell(entry.device) for entry in entries]
+    if len(set(devices)) > 1:
+        return "; ".join(devices)
+    bodies = [entry_to_json(entry) for entry in entries]
+    names = [name for name in bodies[0] if len({canonical(body.get(name)) for body in bodies}) > 1]
+    return f"both on {devices[0]}: {', '.join(names)}" if devices[0] else ", ".join(names)
+
+
+def _spell(device: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" if name != "name" else str(value) for name, value in sorted(device.items()))
+
+
+def _identity(entry: Entry) -> str:
+    return canonical(entry_to_json(entry))

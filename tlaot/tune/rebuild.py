@@ -1,0 +1,182 @@
+"""From evidence to what ships: compile what won, and see that it is the code that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from ..errors import BuildError, TuningError
+from .child import Failed
+from .compile import Built, CompilePool
+from .fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
+from .groups import Work
+from .lock import LOCK_NAME, Entry, doubts_of, key_of_workload, latency_of
+from .package import Winner
+from .plan import Candidate, Workload, canonical
+from .select import choose_fewest
+from .site import Site
+from .store import Store
+
+__all__ = [
+    "choose_what_ships",
+    "derive_entry",
+    "other_code",
+    "pack",
+    "rebuild",
+    "refuse_other_code",
+    "say_tools",
+]
+
+
+def choose_what_ships(work: Work, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The entries with what each workload ships: the winner, or with ``max-slowdown`` what lets the fewest binaries serve."""
+    chosen = dict(entries)
+    for kernel in work.group.kernels:
+        paths = [path for path, workload in work.workloads.items() if workload.kernel is kernel and path in entries]
+        if work.group.stand_in is not None:
+            continue
+        winners = {path: _index(work.workloads[path], entries[path].winner) for path in paths}
+        indexes = [winners[path] for path in paths]
+        if kernel.max_slowdown is not None:
+            tunings = [_tuning(work.workloads[path], entries[path]) for path in paths]
+            indexes = choose_fewest(tunings, kernel.max_slowdown, indexes)
+        for path, index in zip(paths, indexes, strict=True):
+            config = dict(work.workloads[path].configs[index])
+            if canonical(config) != canonical(dict(entries[path].ships)):
+                # What was generated for the other one says nothing of this.
+                chosen[path] = replace(entries[path], ships=config, code={})
+    return chosen
+
+
+def rebuild(work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site) -> dict[str, Built]:
+    """The binaries of what ships, from the store or compiled at the same time.
+
+    Raises:
+        TuningError: One does not compile any more.
+    """
+    waiting: dict[str, tuple[Candidate, Built | Future[Built | Failed]]] = {}
+    for path, entry in entries.items():
+        candidate = _candidate(work.workloads[path], entry.ships)
+        built = store.built(candidate)
+        if built is None or not built.code or (site.settings.keep and not _has_sources(built)):
+            waiting[path] = candidate, pool.submit(candidate)
+        else:
+            waiting[path] = candidate, built
+    return {path: _await(candidate, found, store) for path, (candidate, found) in waiting.items()}
+
+
+def other_code(entry: Entry, built: Built, tools: Mapping[str, str]) -> str | None:
+    """What of the generated code is not what was measured, where the tools are the same; None where all is."""
+    if not same_frontend(entry.tools, tools):
+        return None
+    names = ["source"]
+    if same_device_tools(entry.tools, tools):
+        names += ["cubin", "ptx"]
+    for name in names:
+        if name in entry.code and name in built.code and entry.code[name] != built.code[name]:
+            return f"{name} {built.code[name][:12]}..., {LOCK_NAME} says {entry.code[name][:12]}..."
+    return None
+
+
+def refuse_other_code(entry: Entry, built: Built, tools: Mapping[str, str]) -> None:
+    """See that what was compiled from the lock is what was measured.
+
+    Raises:
+        BuildError: It is something else, though no module that the lock follows has changed.
+    """
+    difference = other_code(entry, built, tools)
+    if difference is not None:
+        raise BuildError(
+            f"{LOCK_NAME} {entry.label}",
+            f"the same tools generate other code than was measured ({difference}), though none of its sources changed: "
+            "something that is not followed has, such as a module imported by name, a file that a factory reads, or tlaot",
+            "Measure it again where the device is: TLAOT_LOCK=update, or tlaot tune --force.",
+        )
+
+
+def derive_entry(work: Work, workload: Workload, entry: Entry, built: Built, site: Site) -> Entry:
+    """The lock's entry of a workload that took another target's winner.
+
+    Raises:
+        BuildError: The lock has one that holds, and the same tools generate other code now.
+    """
+    derived = Entry(
+        kernel=workload.kernel.name,
+        target=str(workload.target),
+        shape=dict(workload.shape),
+        spec=spec_fields(workload.kernel, site.workshop.device_of(workload.target)),
+        sources=dict(work.sources[workload.kernel.where]),
+        tools=dict(work.tools),
+        ships=dict(entry.ships),
+        code=dict(built.code),
+        tuned_as=str(work.group.stand_in),
+    )
+    old = site.lock.entries.get(key_of_workload(workload))
+    if old is None or (old.tuned_as, canonical(dict(old.ships))) != (derived.tuned_as, canonical(dict(derived.ships))):
+        return derived
+    if old.key in site.lock.edited or why_stale(old, derived.spec, derived.sources, None) is not None:
+        return derived
+    if site.settings.lock != "update":
+        refuse_other_code(old, built, work.tools)
+    # One that holds stays as it is: the lock does not change with every machine that builds from it.
+    return derived if other_code(old, built, work.tools) else old
+
+
+def pack(work: Work, workload: Workload, entry: Entry, built: Built) -> Winner:
+    """What a workload ships, from its evidence alone: the same evidence gives the same bytes."""
+    evidence = {
+        name: entry.device[key] for name, key in (("device", "name"), ("sm_count", "sm_count")) if key in entry.device
+    }
+    config = dict(entry.ships)
+    doubts = doubts_of(entry.trusted, entry.notes)
+    if work.group.stand_in is None:
+        return Winner(workload, config, built, latency_of(entry, workload.configs[0]), evidence, doubts)
+    # The times are another target's.
+    nothing = dict.fromkeys(latency_of(entry, config))
+    return Winner(workload, config, built, nothing, {**evidence, "as": str(work.group.stand_in)}, doubts)
+
+
+def say_tools(work: Work, entries: Sequence[Entry], say: Callable[[str], None]) -> None:
+    """A line where the lock was made with other tools."""
+    differences = dict.fromkeys(describe_tools(entry.tools, work.tools) for entry in entries)
+    for difference in filter(None, differences):
+        say(f"tlaot: {work.group.target}: {LOCK_NAME} was made with other tools: {difference}")
+
+
+def _tuning(workload: Workload, entry: Entry) -> tuple[Workload, dict[int, Any], dict[int, str]]:
+    found = {index: entry.tried(config) for index, config in enumerate(workload.configs)}
+    times = {index: tried.timing for index, tried in found.items() if tried is not None and tried.timing is not None}
+    return workload, times, {index: tried.binary for index, tried in found.items() if tried and tried.binary}
+
+
+def _index(workload: Workload, config: Mapping[str, Any]) -> int:
+    wanted = canonical(dict(config))
+    return next(index for index, mine in enumerate(workload.configs) if canonical(dict(mine)) == wanted)
+
+
+def _candidate(workload: Workload, config: Mapping[str, Any]) -> Candidate:
+    wanted = canonical(dict(config))
+    for candidate in workload.candidates():
+        if canonical(dict(candidate.config)) == wanted:
+            return candidate
+    # Of a stand-in; its own configs may be others.
+    return Candidate(workload, len(workload.configs), dict(config))
+
+
+def _await(candidate: Candidate, found: Built | Future[Built | Failed], store: Store) -> Built:
+    if isinstance(found, Built):
+        return found
+    built = found.result()
+    if isinstance(built, Failed):
+        raise TuningError(
+            candidate.label,
+            f"the recorded winner does not build any more: {built.stage}: {built.reason}",
+            "Tune again where the device is: -C tune=force, TLAOT_TUNE=force or tlaot tune --force.",
+        )
+    return store.keep_built(candidate, built)
+
+
+def _has_sources(built: Built) -> bool:
+    return any((built.folder / name).is_file() for name in ("device_kernel.cu", "host_kernel.c"))

@@ -1,0 +1,167 @@
+"""Decide what wins each workload of a group: take what is known, tune what is not, and keep what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from ..errors import TuningError
+from ..target import Target
+from .child import Child, Failed
+from .compile import CompilePool
+from .groups import Group, Work, lacking_device
+from .known import Known, recall_record, record_key_of, refuse
+from .lock import LOCK_NAME, Entry, doubts_of
+from .measure import Measured
+from .plan import Candidate, Workload, counted
+from .rebuild import other_code, rebuild, say_tools
+from .record import Circumstances, make_entry, save_record
+from .schedule import Stand, Tuned, tune_workloads
+from .search import Search, Skipped, make_search
+from .select import default_timing, select_winner
+from .site import Site
+from .store import Store
+
+__all__ = ["settle_group"]
+
+
+def settle_group(work: Work, known: Known, pool: CompilePool, store: Store, site: Site) -> dict[str, Entry]:
+    """The evidence of every workload of a group that is tuned itself.
+
+    Args:
+        work: The group.
+        known: What is known of it.
+        pool: Compiles.
+        store: Keeps what is found.
+        site: Where the build runs.
+
+    Raises:
+        TuningError: No candidate of some workload is left.
+        BuildError: What the lock holds was of other code, and there is no device to measure on.
+    """
+    if site.settings.lock == "update":
+        known = _doubt_locked(work, known, pool, store, site)
+    _say_known(work, known, site)
+    found = {**known.locked, **known.recorded}
+    plans = _plan_searches(work.group, [work.workloads[path] for path in known.lacking])
+    if plans:
+        found.update(_tune(work, plans, pool, store, site))
+    return {path: found[path] for path in work.workloads if path in found}
+
+
+def _doubt_locked(work: Work, known: Known, pool: CompilePool, store: Store, site: Site) -> Known:
+    """What the lock holds, less what the same tools generate other code for: that is to be measured again."""
+    locked, recorded, lacking = dict(known.locked), dict(known.recorded), dict(known.lacking)
+    builds = rebuild(work, {path: entry for path, entry in locked.items() if entry.code}, pool, store, site)
+    for path, built in builds.items():
+        difference = other_code(locked[path], built, work.tools)
+        if difference is None:
+            continue
+        del locked[path]
+        record = recall_record(work.workloads[path], work, site)
+        if record is None or other_code(record, built, work.tools) is not None:
+            lacking[path] = f"other code is generated now: {difference}"
+        else:
+            recorded[path] = record
+    missing = lacking_device(work.group.target, site)
+    if lacking and missing is not None:
+        lines = [f"  {work.workloads[path].label}: {reason}" for path, reason in lacking.items()]
+        refuse(work.group, lines, site, missing)
+    return Known(locked, recorded, lacking)
+
+
+def _say_known(work: Work, known: Known, site: Site) -> None:
+    if known.locked:
+        names = dict.fromkeys(str(entry.device.get("name", "an unknown device")) for entry in known.locked.values())
+        count = counted(len(known.locked), "workload")
+        site.journal.say(f"tlaot: {work.group.target}: {count} from {LOCK_NAME}, measured on {', '.join(names)}")
+        say_tools(work, list(known.locked.values()), site.journal.say)
+    for path, entry in (*known.locked.items(), *known.recorded.items()):
+        doubts = doubts_of(entry.trusted, entry.notes)
+        source = LOCK_NAME if path in known.locked else "the record of an earlier build"
+        told = [f"{source} holds, {Candidate(work.workloads[path], 0, entry.ships).settings}"]
+        if doubts:
+            told += [*doubts, "TLAOT_TUNE=force on a quiet machine tunes again"]
+        say = site.journal.say if doubts or path in known.recorded else site.journal.write
+        say(f"tlaot: {work.workloads[path].label}: {'; '.join(told)}")
+    if site.lock.entries or site.settings.lock == "update":
+        for path, reason in known.lacking.items():
+            site.journal.say(f"tlaot: {work.workloads[path].label}: {LOCK_NAME}: {reason}")
+
+
+def _plan_searches(group: Group, workloads: Sequence[Workload]) -> list[tuple[list[Workload], Search]]:
+    """One search a kernel entry, over those of its workloads that nothing is known of."""
+    mine = [(kernel, [workload for workload in workloads if workload.kernel is kernel]) for kernel in group.kernels]
+    return [(own, make_search(kernel, own)) for kernel, own in mine if own]
+
+
+def _tune(
+    work: Work,
+    plans: Sequence[tuple[Sequence[Workload], Search]],
+    pool: CompilePool,
+    store: Store,
+    site: Site,
+) -> Mapping[str, Entry]:
+    target = work.group.target
+    count = sum(len(workload.configs) for workloads, _ in plans for workload in workloads)
+    number = sum(len(workloads) for workloads, _ in plans)
+    site.journal.say(f"tlaot: {target}: {counted(count, 'candidate')} of {counted(number, 'workload')}")
+    found: dict[str, Entry] = {}
+
+    def decided(tuned: Tuned) -> None:
+        found[tuned.workload.path] = _conclude(tuned, work, site)
+
+    with _measuring_child(target, site) as child, site.journal.show(count, str(target)) as progress:
+        tune_workloads(plans, Stand(pool, [child], store, site.journal, progress, overlap=target.is_cuda), decided)
+    return found
+
+
+@contextmanager
+def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
+    device = "cpu"
+    if target.is_cuda:
+        gpu = site.machine.gpu_for(target)
+        assert gpu is not None
+        device = f"cuda:{gpu.index}"
+    child = site.workshop.measurer(device)
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+def _conclude(tuned: Tuned, work: Work, site: Site) -> Entry:
+    """The evidence of a workload, kept as soon as it is decided."""
+    workload, where = tuned.workload, tuned.workload.kernel.where
+    try:
+        winner = select_winner(workload, tuned.outcomes, tuned.decision.winner_index, site.journal.path)
+    except TuningError as error:
+        site.journal.write(str(error))
+        raise
+    circumstances = Circumstances(
+        spec=work.specs[where],
+        sources=work.sources[where],
+        tools=work.tools,
+        device=site.machine.device_facts(workload.target),
+        folders=(site.workshop.scratch, site.source_root, site.spec.path.parent),
+    )
+    entry = make_entry(workload, tuned.outcomes, tuned.decision, circumstances)
+    save_record(site.records, workload, record_key_of(workload, work, site), entry)
+    site.journal.say(f"tlaot: {'; '.join([_summary(tuned, winner), *tuned.decision.notes])}")
+    return entry
+
+
+def _summary(tuned: Tuned, winner: Measured) -> str:
+    outcomes, reference = tuned.outcomes, tuned.decision.reference
+    failed = sum(isinstance(outcome, Failed) for outcome in outcomes)
+    skipped = sum(isinstance(outcome, Skipped) for outcome in outcomes)
+    default = default_timing(outcomes)
+    parts = [f"{tuned.workload.label}: {winner.timing.latency:.4g} ms with {winner.candidate.settings}"]
+    if default is not None:
+        parts.append(f"default {default.latency:.4g} ms")
+    elif isinstance(outcomes[0], Failed):
+        parts.append("the default failed")
+    if reference is not None:
+        parts.append(f"reference {reference.latency:.4g} ms")
+    parts.append(counted(len(outcomes), "candidate"))
+    return "; ".join(parts) + "".join(f", {n} {what}" for n, what in ((failed, "failed"), (skipped, "not tried")) if n)

@@ -1,0 +1,140 @@
+"""Where and with what a build runs: the machine, its compilers, the folders, and what the build was told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from .. import __version__
+from ..errors import SpecError
+from ..target import Target
+from .compile import Workshop, warm
+from .journal import Journal
+from .lock import LOCK_NAME, Lock
+from .lock_file import read_lock
+from .machine import Machine, inspect_machine
+from .place import hold_project, work_folder
+from .record import digest_sources
+from .sources import modules_of
+from .spec import Spec
+from .toolchain import find_toolchain
+
+__all__ = ["Settings", "Site", "equip", "open_site", "warm_up"]
+
+
+class Settings(Protocol):
+    """What a build may be told from outside; ``build_hooks.settings.Settings`` is one."""
+
+    @property
+    def tune(self) -> str: ...
+    @property
+    def targets(self) -> tuple[str, ...] | None: ...
+    @property
+    def jobs(self) -> int | None: ...
+    @property
+    def keep(self) -> bool: ...
+    @property
+    def lock(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where and with what a build runs.
+
+    Attributes:
+        spec: The spec.
+        source_root: Folder that the author's modules are imported from.
+        workshop: What compiling takes.
+        machine: What is in the machine.
+        records, store: Folders of what earlier builds found and made.
+        sources: Digest of all of the author's sources, for those.
+        lock_path: The lock, which may not exist.
+        lock: What is in it; nothing where it is to be ignored.
+        journal: Is told everything.
+        settings: What the build was told.
+    """
+
+    spec: Spec
+    source_root: Path
+    workshop: Workshop
+    machine: Machine
+    records: Path
+    store: Path
+    sources: str
+    lock_path: Path
+    lock: Lock
+    journal: Journal
+    settings: Settings
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing of what is known may be used."""
+        return self.settings.tune == "force"
+
+
+@contextmanager
+def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[str], None]) -> Iterator[Site]:
+    """Hold the project, look at the machine and read the lock; the scratch folder goes with the block.
+
+    Raises:
+        SpecError: The lock is malformed, or was edited.
+        BuildError: There is no C compiler.
+    """
+    hold_project(spec.path.parent, log)
+    # After that: another build may just have written it.
+    lock_path = spec.path.with_name(LOCK_NAME)
+    lock = _read_lock(lock_path, settings)
+    base = work_folder(spec.path.parent)
+    scratch = Path(tempfile.mkdtemp(dir=base, prefix="run-"))
+    search_path = tuple(dict.fromkeys([str(source_root), *(entry for entry in sys.path if entry)]))
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    machine = inspect_machine(search_path, environ)
+    told = f"tune={settings.tune}, lock={settings.lock}, targets={settings.targets or 'all'}, jobs={settings.jobs or 'all'}"
+    journal = Journal(base / "autotuner.log", log, f"build of {spec.package}: {told}, tlaot {__version__}")
+    try:
+        toolchain = find_toolchain(environ, cuda=False)
+        jobs = settings.jobs or machine.cpu_count
+        workshop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)
+        sources = digest_sources(source_root, [name for kernel in spec.kernels for name in modules_of(kernel)])
+        folders = (base / "records", base / "store")
+        yield Site(spec, source_root, workshop, machine, *folders, sources, lock_path, lock, journal, settings)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def equip(site: Site, target: Target) -> Site:
+    """With the compilers of a target."""
+    if not target.is_cuda:
+        return site
+    toolchain = find_toolchain(site.workshop.environ, cuda=True)
+    return replace(site, workshop=replace(site.workshop, toolchain=toolchain))
+
+
+def warm_up(site: Site, frontend: str, target: Target, measures: bool) -> None:
+    """Have what workers, and measuring children where ``measures``, need imported while the caller goes on."""
+    if measures:
+        site.workshop.warm(frontend, target)
+    else:
+        shop = site.workshop
+        warm(frontend, target, shop.search_path, shop.environ, shop.device_of(target))
+
+
+def _read_lock(path: Path, settings: Settings) -> Lock:
+    if settings.lock == "ignore":
+        return Lock()
+    lock = read_lock(path)
+    if lock.edited and settings.lock != "update":
+        labels = "\n".join(f"  {lock.entries[key].label}" for key in sorted(lock.edited))
+        raise SpecError(
+            path.name,
+            f"was edited by hand, or put together by a merge of lines; what is written is not what was measured:\n{labels}",
+            "Take it back from version control, or measure these again: tlaot tune, or TLAOT_LOCK=update.",
+        )
+    return lock
