@@ -38,19 +38,21 @@ def with_kernels(base: type[bdist_wheel]) -> type[bdist_wheel]:
         def run(self) -> None:
             with _source_date(os.environ):
                 super().run()
+            if read_settings(CONFIG_SETTINGS.get(), os.environ).tune == "off":
+                return
             try:
-                self._split()
+                companions = self._split()
+                self._look_again(companions)
             except TlaotError as error:
                 raise BaseError(str(error)) from error
 
-        def _split(self) -> None:
-            """Where the spec says so, give each CUDA architecture's kernels a wheel of their own."""
+        def _split(self) -> list[Path]:
+            """Where the spec says so, give each CUDA architecture's kernels a wheel of their own; those wheels."""
             from ..tune.place import work_folder
 
-            settings = read_settings(CONFIG_SETTINGS.get(), os.environ)
             spec = self.get_finalized_command("build_kernels").read_spec()
-            if spec.split is None or settings.tune == "off":
-                return
+            if spec.split is None:
+                return []
             command, version, path = self.distribution.dist_files[-1]
             split = split_wheel(Path(path))
             folder = work_folder(spec.path.parent) / "wheels"
@@ -58,7 +60,7 @@ def with_kernels(base: type[bdist_wheel]) -> type[bdist_wheel]:
                 left.unlink()
             if not split.companions:
                 self.announce(f"tlaot: split: this wheel has no CUDA kernels; {Path(path).name} is all", logging.INFO)
-                return
+                return []
             Path(path).unlink()  # without binaries the main wheel's tag, and so its name, is another one
             (main,) = write_wheels([split.main], Path(path).parent)
             self.distribution.dist_files[-1] = (command, version, str(main))
@@ -68,6 +70,20 @@ def with_kernels(base: type[bdist_wheel]) -> type[bdist_wheel]:
                 made.extend(paths)
             listed = "".join(f"\n  {one.name}: {', '.join(one.targets)}" for one in split.companions)
             self.announce(f"tlaot: companions of {main.name}, in {folder}:{listed}", logging.INFO)
+            return paths
+
+        def _look_again(self, companions: list[Path]) -> None:
+            """Audit every wheel that was made; where one falls short, none is left."""
+            from ..audit.build import audit_built_wheel
+
+            wheels = [Path(self.distribution.dist_files[-1][2]), *companions]
+            try:
+                for wheel in wheels:
+                    audit_built_wheel(wheel, [Path.cwd(), Path(self.bdist_dir)])
+            except TlaotError:
+                for wheel in wheels:
+                    wheel.unlink(missing_ok=True)
+                raise
 
         def get_tag(self) -> tuple[str, str, str]:
             """``py3-none-<platform>``: kernels are called through the TVM FFI's C ABI, not CPython's.

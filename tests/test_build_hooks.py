@@ -311,7 +311,20 @@ def test_wheel_has_kernels_and_an_audited_tag(consumer: tuple[Path, str, str], b
     assert call["settings"]["jobs"] == 2
     assert Path(call["source_root"]) == (project / "src" if (project / "src").is_dir() else project).resolve()
     lines = done.output.splitlines()
-    assert lines.index("tlaot: tune=on lock=auto targets=(the spec's) jobs=2 keep=false") < lines.index("fake pipeline: building")
+    assert lines.index("tlaot: tune=on lock=auto targets=(the spec's) jobs=2 keep=false") < lines.index(
+        "fake pipeline: building"
+    )
+
+
+def test_a_wheel_that_falls_short_fails_the_build(binary: Path, tmp_path: Path) -> None:
+    """With the audit's table; no wheel is left."""
+    project = copy_project("flat_plugin", tmp_path / "project")
+    flags = ("--targets=llvm:x86-64-v2", "--audit")
+    done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out", *flags)
+    assert done.code != 0
+    assert re.search(r"whl: the audit of what was built has \d+ findings:\nCHECK +WHERE", done.output), done.output
+    assert re.search(r"binary +add/llvm-x86-64-v2/N1024/executable\.so +exports ", done.output), done.output
+    assert not list((tmp_path / "out").glob("*.whl"))
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["libc", "getrandom"])

@@ -15,7 +15,18 @@ from typing import TypeAlias
 from .errors import PackageError
 from .packaged import open_wheel, read_member
 
-__all__ = ["Date", "Member", "Members", "WheelName", "header", "headers_of", "parse_name", "read_wheel", "wheel_bytes"]
+__all__ = [
+    "Date",
+    "Member",
+    "Members",
+    "WheelName",
+    "header",
+    "headers_of",
+    "parse_name",
+    "read_wheel",
+    "record_digest",
+    "wheel_bytes",
+]
 
 Date: TypeAlias = tuple[int, int, int, int, int, int]
 
@@ -115,7 +126,7 @@ def _check_record(members: Members, info: str, wheel: Path) -> None:
     recorded = {row[0]: row[1] for row in csv.reader(text.splitlines()) if len(row) == 3}
     for path, member in members.items():
         said = recorded.get(path, "")
-        if path != f"{info}/RECORD" and said != _record_digest(member.content, said.partition("=")[0]):
+        if path != f"{info}/RECORD" and said != record_digest(member.content, said.partition("=")[0]):
             raise PackageError(f"{wheel}:{path}", "is not what the wheel's RECORD says", _AGAIN)
 
 
@@ -151,7 +162,7 @@ def wheel_bytes(members: Members, info: str) -> bytes:
     paths = sorted((path for path in members if path != record), key=lambda path: (path.startswith(info), path))
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
-    writer.writerows((path, _record_digest(members[path].content), len(members[path].content)) for path in paths)
+    writer.writerows((path, record_digest(members[path].content), len(members[path].content)) for path in paths)
     writer.writerow((record, "", ""))
     like = members[f"{info}/WHEEL"]
     written = {**members, record: replace(like, content=rows.getvalue().encode())}
@@ -166,7 +177,8 @@ def wheel_bytes(members: Members, info: str) -> bytes:
     return buffer.getvalue()
 
 
-def _record_digest(content: bytes, algorithm: str = "sha256") -> str:
+def record_digest(content: bytes, algorithm: str = "sha256") -> str:
+    """A file's digest as RECORD has it, ``sha256=...``."""
     if algorithm not in ("sha256", "sha384", "sha512"):
         algorithm = "sha256"
     digest = hashlib.new(algorithm, content).digest()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import csv
-import hashlib
 import io
 import re
 import stat
@@ -13,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.parser import Parser
-from itertools import product
 from pathlib import Path, PurePosixPath
 
 from ..elf import EM_CUDA, is_elf
 from ..errors import PackageError
 from ..packaged import read_member
+from ..wheel_file import parse_name, record_digest
 from .finding import Finding
 
 __all__ = [
@@ -26,16 +24,12 @@ __all__ = [
     "check_members",
     "check_record",
     "check_tags",
-    "parse_name",
     "platforms_of",
     "read_wheel",
     "record_line",
 ]
 
 _REPACK = "Pack it again: python -m wheel pack, or pip wheel."
-_NAME = re.compile(
-    r"(?P<name>[^-]+)-(?P<version>[^-]+)(-(?P<build>\d[^-]*))?-(?P<python>[^-]+)-(?P<abi>[^-]+)-(?P<platform>[^-]+)"
-)
 _UNLISTED = ("RECORD.jws", "RECORD.p7s")
 
 
@@ -61,16 +55,12 @@ def read_wheel(path: Path, archive: zipfile.ZipFile) -> Wheel:
     return Wheel(path, archive, f"{found[0]}/" if len(found) == 1 else "")
 
 
-def parse_name(path: Path) -> dict[str, str] | None:
-    """The parts of a wheel's file name by name, None where it is not the name of a wheel (PEP 427)."""
-    match = _NAME.fullmatch(path.name.removesuffix(".whl")) if path.name.endswith(".whl") else None
-    return {key: value or "" for key, value in match.groupdict().items()} if match else None
-
-
 def platforms_of(path: Path) -> tuple[str, ...]:
     """Platform tags in a wheel's file name; none for ``any``, and where the name is not a wheel's."""
-    parts = parse_name(path)
-    return tuple(tag for tag in parts["platform"].split(".") if tag != "any") if parts else ()
+    try:
+        return tuple(tag for tag in parse_name(path.name).platform.split(".") if tag != "any")
+    except PackageError:
+        return ()
 
 
 def check_members(wheel: Wheel) -> Iterator[Finding]:
@@ -141,12 +131,12 @@ def _wrong_line(archive: zipfile.ZipFile, member: str, digest: str, size: str) -
         data = read_member(archive, member)
     except PackageError as error:
         return error.what
-    algorithm, _, value = digest.partition("=")
+    algorithm = digest.partition("=")[0]
     if algorithm not in ("sha256", "sha384", "sha512"):
         return f"has the digest {digest!r} in RECORD, expected one of sha256 or better"
-    found = _urlsafe(hashlib.new(algorithm, data).digest())
-    if found != value or size not in ("", str(len(data))):
-        return f"is not what RECORD says: {len(data)} bytes, {algorithm}={found[:12]}..."
+    found = record_digest(data, algorithm)
+    if found != digest or size not in ("", str(len(data))):
+        return f"is not what RECORD says: {len(data)} bytes, {found[:19]}..."
     return ""
 
 
@@ -164,31 +154,21 @@ def read_record(data: bytes) -> dict[str, tuple[str, str]]:
 
 def record_line(data: bytes) -> tuple[str, str]:
     """Digest and size of a file as RECORD has them."""
-    return f"sha256={_urlsafe(hashlib.sha256(data).digest())}", str(len(data))
-
-
-def _urlsafe(digest: bytes) -> str:
-    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    return record_digest(data), str(len(data))
 
 
 def check_tags(wheel: Wheel) -> Iterator[Finding]:
     """The file's name, its .dist-info folder and its WHEEL agree, and a wheel with binaries is of a platform."""
-    parts = parse_name(wheel.path)
-    if parts is None:
-        yield Finding(
-            "tags", wheel.path.name, "is not the name of a wheel", "Name it NAME-VERSION-PYTHON-ABI-PLATFORM.whl."
-        )
-        return
+    named = parse_name(wheel.path.name)
     if not wheel.info:
         return  # the check of RECORD has said it
     name = f"{wheel.info}WHEEL"
     told = Parser().parsestr(read_member(wheel.archive, name).decode("utf-8"))
-    if _plain_name(wheel.info.removesuffix(".dist-info/")) != _plain_name(f"{parts['name']}-{parts['version']}"):
+    if _plain_name(wheel.info.rstrip("/")) != _plain_name(named.info):
         yield Finding("tags", wheel.info, f"does not belong to {wheel.path.name}", _REPACK)
-    named = {"-".join(tag) for tag in product(*(parts[key].split(".") for key in ("python", "abi", "platform")))}
     tags = set(told.get_all("Tag") or ())
-    if tags != named:
-        what = f"says {', '.join(sorted(tags)) or 'no tag'}, the file's name {', '.join(sorted(named))}"
+    if tags != set(named.tags):
+        what = f"says {', '.join(sorted(tags)) or 'no tag'}, the file's name {', '.join(sorted(named.tags))}"
         yield Finding("tags", name, what, "Give it its tags with python -m wheel tags.")
     pure = (told.get("Root-Is-Purelib") or "").strip().lower()
     if pure not in ("true", "false"):
@@ -197,7 +177,7 @@ def check_tags(wheel: Wheel) -> Iterator[Finding]:
     if first is not None:
         if pure == "true":
             yield Finding("tags", name, f"says Root-Is-Purelib: true, but the wheel has binaries ({first})", _REPACK)
-        if "any" in parts["platform"].split("."):
+        if "any" in named.platform.split("."):
             what = f"is tagged for any platform, but has binaries ({first})"
             yield Finding("tags", wheel.path.name, what, "Give it the platform of its binaries: auditwheel show.")
 
