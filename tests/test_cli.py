@@ -1,20 +1,18 @@
-"""The command line: what commands share, and inspect, of an installed package and of a wheel."""
+"""The command line: what all commands share."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fixtures_runtime import tensor, variant, write_package
 
-from tlaot.cli import main
+from tlaot.cli import main, make_parser
+from tlaot.cli.parser import subcommands
 
 PARAMS = [tensor("X", "m", 8), tensor("Y", "m", 8, written=True)]
 
@@ -28,78 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "pk_cli"
 
 
-@pytest.fixture
-def wheel(folder: Path) -> Callable[[], Path]:
-    """Packs the package, as it is by then, into a wheel."""
-
-    def pack() -> Path:
-        path = folder.parent / "pk_cli-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
-            for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-                out.write(file, file.relative_to(folder.parent))
-        return path
-
-    return pack
-
-
-def test_inspect(folder: Path, wheel: Callable[[], Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """Each variant with its signature, config and times; the same from the package and from its wheel."""
-    assert main(["inspect", "pk_cli"]) == 0
-    of_package = capsys.readouterr().out
-    assert of_package.splitlines()[1] == "2 variants of 1 kernel for cuda:sm_90a: 0.0 KiB, packaged by tlaot 0.1.0"
-    assert of_package.splitlines()[3:9] == [
-        "k",
-        "  cuda:sm_90a  N=8",
-        "    (X: float32[m, 8]) -> Y: float32[m, 8]",
-        "    1 ms (first config 3 ms, reference 2 ms)",
-        "    config: block=1",
-        "    0.0 KiB; compiled by no known frontend",
-    ]
-    assert main(["inspect", str(wheel())]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == of_package.splitlines()[1:]
-
-
-def test_inspect_says_what_was_measured_and_what_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one = variant(
-        "k",
-        PARAMS,
-        [1],
-        {"M": "8", "causal": True},
-        "cuda:sm_90a",
-        frontend={"name": "tilelang", "version": "0.1.15"},
-        properties={"device": "NVIDIA H200", "checked": False},
-    )
-    two = dataclasses.replace(one, path="k/two", config={}, properties={"checked": True}, latency={"latency": None})
-    write_package(tmp_path, "pk_measured", {"k": [(one, bytes(2048)), (two, bytes(100))]})
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert main(["inspect", "pk_measured"]) == 0
-    assert capsys.readouterr().out.splitlines()[4:] == [
-        "  cuda:sm_90a  M='8', causal=True",
-        "    (X: float32[m, 8]) -> Y: float32[m, 8]",
-        "    1 ms on NVIDIA H200 (first config 3 ms, reference 2 ms)",
-        "    config: block=1",
-        "    2.0 KiB; compiled by tilelang 0.1.15; results NOT checked (check = false)",
-        "  cuda:sm_90a  M='8', causal=True",
-        "    (X: float32[m, 8]) -> Y: float32[m, 8]",
-        "    not measured",
-        "    config: the defaults of the factory",
-        "    0.1 KiB; compiled by tilelang 0.1.15; results checked when it was built",
-    ]
-
-
-def test_inspect_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One object a variant."""
-    assert main(["inspect", "--json", "pk_cli"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [(r["kernel"], r["shape"], r["latency"]["latency"]) for r in rows] == [
-        ("k", {"N": 8}, 1),
-        ("k", {"N": 9}, 1),
-    ]
-
-
-@pytest.mark.parametrize("command", ["inspect", "check", "seal"])
+@pytest.mark.parametrize("command", ["inspect", "check", "seal", "diff"])
 @pytest.mark.parametrize(
     ("what", "says"),
     [
@@ -112,7 +39,7 @@ def test_inspect_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_cannot_be_opened(command: str, what: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2, and one message that says what to do."""
-    assert main([command, what]) == 2
+    assert main([command, what, what][: 3 if command == "diff" else 2]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -147,3 +74,71 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0 and capsys.readouterr().out == f"tlaot {tlaot.__version__}\n"
+
+
+def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: tlaot") and "examples:" in shown
+    for name, _ in subcommands(make_parser()):
+        assert f"    {name}" in shown
+
+
+@pytest.mark.parametrize("name", [name for name, _ in subcommands(make_parser())])
+def test_each_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"  tlaot {name}" in shown.partition("\nexamples:\n")[2], shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["inspct", "x"], "tlaot: there is no command 'inspct', did you mean 'inspect'?"),
+        (["frobnicate"], "tlaot: there is no command 'frobnicate'"),
+        (["cache", "lst"], "tlaot cache: there is no command 'lst', did you mean 'list'?"),
+        (["inspect", "--jsn", "x"], "tlaot inspect: unknown argument --jsn, did you mean '--json'?"),
+        (["inspect", "--js", "x"], "tlaot inspect: unknown argument --js, did you mean '--json'?"),
+        (["inspect", "x", "y"], "tlaot inspect: unknown argument y"),
+        (
+            ["diff", "a", "b", "--max-slow=2"],
+            "tlaot diff: unknown argument --max-slow=2, did you mean '--max-slowdown'?",
+        ),
+        (["--versio"], "tlaot: unknown argument --versio, did you mean '--version'?"),
+        (
+            ["inspect", "x", "--extract", "cubn"],
+            "tlaot inspect: --extract: there is no choice 'cubn', did you mean 'cubin'?",
+        ),
+        (["completion", "bsh"], "tlaot completion: shell: there is no choice 'bsh', did you mean 'bash'?"),
+        (["diff", "a"], "tlaot diff: the following arguments are required: NEW"),
+        (["diff", "a", "b", "--max-slowdown", "0.9"], "expected a number of at least 1, got '0.9': write 1.05 for 5 %"),
+        (["diff", "a", "b", "--max-slowdown", "nan"], "expected a number of at least 1"),
+    ],
+)
+def test_what_is_misspelt_is_told_with_the_nearest_name(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 2, what is wrong, and a remedy on a line of its own; no usage of ten lines."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    what, remedy = shown.err.splitlines()
+    assert says in what
+    assert remedy.endswith("--help says what there is.")
+
+
+def test_a_reader_that_goes_away_is_no_error(folder: Path) -> None:
+    """``tlaot inspect ... | head -1``: nothing on standard error, also where the output is still in the buffer."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), *filter(None, sys.path)])}
+    for words in (["inspect", "pk_cli"], ["completion", "zsh"]):
+        command = subprocess.Popen(
+            [sys.executable, "-m", "tlaot.cli", *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert command.stdout is not None and command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait() == 0

@@ -1,4 +1,4 @@
-"""The ``tlaot`` command: look into what was packaged, and check it; look after the cache of tuned results.
+"""The ``tlaot`` command: look into what was packaged, compare and check it; look after what tuning keeps.
 
 ``inspect``, ``check`` and ``seal`` take the import name of an installed package or the path of a wheel or a folder; none imports the
 package or touches a device. ``check`` and ``seal`` load the binaries, in a process of their own. Nor does ``cache`` do any of it.
@@ -9,39 +9,61 @@ when it runs.
 
 from __future__ import annotations
 
-import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import TlaotError
-from . import cache, check, inspect, seal, split
+from . import cache, check, clean, completion, diff, inspect, seal, split
+from .parser import Parser
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
-_COMMANDS = (check, inspect, seal, split, cache)
+# By purpose: what was packaged; what tuning keeps; the command itself.
+_COMMANDS = (check, diff, inspect, seal, split, cache, clean, completion)
+
+_DESCRIPTION = "Tune kernels when a package is built, and look into what was packaged."
+_EXAMPLES = """\
+examples:
+  tlaot inspect dist/my_package-1.0-py3-none-manylinux_2_5_x86_64.whl
+  tlaot check dist/*.whl
+  tlaot diff old.whl new.whl --max-slowdown 1.05
+  tlaot COMMAND --help
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 where a check failed, 2 where it could not be made."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = make_parser()
+    if not words:
+        parser.print_help()
+        return 0
+    options = parser.parse_args(words)
+    if "run" not in options:
+        parser.error("a command is missing")
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
     except TlaotError as error:
         print(f"tlaot: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # `tlaot inspect ... | head`
-        sys.stderr.close()
+        # `tlaot inspect ... | head`. What is left in the buffer must go somewhere when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        return 130
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tlaot", description=__doc__.partition("\n")[0] if __doc__ else None)
+def make_parser() -> Parser:
+    """The parser with all commands."""
+    parser = Parser(prog="tlaot", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"tlaot {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    # Not required: a misspelt option before it is what is wrong, not that there is no command.
+    commands = parser.add_subparsers(metavar="COMMAND")
     for command in _COMMANDS:
         command.add(commands)
     return parser

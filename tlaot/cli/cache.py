@@ -13,10 +13,17 @@ from .spelling import counted, spell_items
 
 __all__ = ["add"]
 
+_EXAMPLES = """\
+examples:
+  tlaot cache list
+  tlaot cache clear --older-than 30d --kernel matmul
+"""
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser's."""
-    _add_cache_commands(commands.add_parser("cache", help="list or clear the results that tlaot.autotune keeps"))
+    parser = commands.add_parser("cache", help="list or clear the results that tlaot.autotune keeps", epilog=_EXAMPLES)
+    _add_cache_commands(parser)
 
 
 def _add_cache_commands(parser: argparse.ArgumentParser) -> None:

@@ -25,11 +25,17 @@ Checks packaged kernels: that every kernel, workload and target is there, every 
 architecture is the promised one, needs the C library alone and loads in a fresh process, and that no file names a place, a user or
 a time of the build. Prints a table of what falls short. Exit status: 0, 1 where anything does, 2 where there is nothing to check.
 """
+_EXAMPLES = """\
+examples:
+  tlaot check dist/*.whl
+  tlaot check my_package --lock tltune.lock
+  tlaot check dist/*.whl --min-glibc 2.17 --json
+"""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser's."""
-    parser = commands.add_parser("check", help=_HELP, description=_DESCRIPTION)
+    parser = commands.add_parser("check", help=_HELP, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER", nargs="+", help="wheels, installed packages or folders")
     parser.add_argument(
         "--lock",

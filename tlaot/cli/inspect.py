@@ -1,83 +1,204 @@
-"""``tlaot inspect``: the packaged kernels, their variants and what was measured."""
+"""``tlaot inspect``: the packaged kernels, their variants, what was measured and on what, as a table."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ..errors import PackageError
 from ..manifest import Variant
-from ..packaged import Packaged, open_packaged
 from ..runtime.dispatch import describe_params
-from .spelling import counted, spell_items, spell_size
+from .extract import CODE, extract_code
+from .rows import Listing, Row, add_filters, choose_rows, list_what
+from .spelling import columns, counted, headline, spell_bytes, spell_items, spell_table
 
 __all__ = ["add"]
+
+_DESCRIPTION = """\
+Shows the kernels that a wheel, an installed package, a folder or a tltune.lock has: workloads, targets, configs, times,
+sizes, and what they were tuned on and need. The package is not imported, no binary is loaded, no device is touched.
+"""
+_EXAMPLES = """\
+examples:
+  tlaot inspect my_package
+  tlaot inspect dist/my_package-1.0-py3-none-manylinux_2_5_x86_64.whl --target cuda --shape M=1024
+  tlaot inspect tltune.lock --json
+  tlaot inspect my_package --kernel matmul --target cuda:sm_90a --extract cubin -o cubins
+"""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser's."""
-    parser = commands.add_parser("inspect", help="list the packaged kernels, their variants and what was measured")
-    parser.add_argument("what", metavar="PACKAGE|WHEEL")
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
-    parser.set_defaults(run=lambda options: _inspect(open_packaged(options.what), options))
+    parser = commands.add_parser(
+        "inspect",
+        help="show packaged kernels: workloads, targets, configs, times, sizes",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("what", metavar="WHEEL|PACKAGE|LOCK", help="a wheel, an installed package, a folder or a lock")
+    add_filters(parser)
+    parser.add_argument("--json", action="store_true", help="print a list with one object a variant")
+    parser.add_argument("--extract", choices=CODE, help="write device code or kept sources, one file a variant")
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write what is extracted; default: .")
+    parser.set_defaults(run=_inspect)
 
 
-def _inspect(found: Sequence[Packaged], options: argparse.Namespace) -> int:
-    if options.json:
-        print(json.dumps([row for packaged in found for row in _rows(packaged)], indent=1, sort_keys=True))
-        return 0
-    for packaged in found:
-        manifest = packaged.manifest
-        variants = [variant for kernel in manifest.kernels.values() for variant in kernel.variants]
-        targets = ", ".join(sorted({variant.target for variant in variants}))
-        print(f"{manifest.package} ({packaged.label})")
-        counts = f"{counted(len(variants), 'variant')} of {counted(len(manifest.kernels), 'kernel')}"
-        print(f"{counts} for {targets}: {spell_size(*variants)}, packaged by tlaot {manifest.writer}")
-        for name, kernel in sorted(manifest.kernels.items()):
-            print(f"\n{name}")
-            for variant in kernel.variants:
-                print(f"  {variant.target}  {spell_items(variant.shape)}")
-                print(f"    {describe_params(variant)}")
-                print(f"    {_spell_time(variant)}")
-                if variant.properties.get("trusted") is False:
-                    notes = "; ".join(map(str, variant.properties.get("notes", ())))
-                    print(f"    times not to be trusted: {notes or 'the device was not quiet'}")
-                print(f"    config: {spell_items(variant.config) or 'the defaults of the factory'}")
-                print(f"    {spell_size(variant)}; {_spell_origin(variant)}")
+def _inspect(options: argparse.Namespace) -> int:
+    if options.output is not None and options.extract is None:
+        raise PackageError("--output", "is where --extract writes", f"Say what to extract: {', '.join(CODE)}.")
+    listings = list_what(options.what)
+    chosen = choose_rows([row for listing in listings for row in listing.rows], options)
+    if options.extract:
+        extract_code(chosen, options.extract, options.output or Path())
+    elif options.json:
+        print(json.dumps([_as_json(row) for row in chosen], indent=1, sort_keys=True))
+    else:
+        for number, listing in enumerate(listings):
+            rows = [row for row in listing.rows if any(row is one for one in chosen)]
+            print("\n" * (number > 0) + "\n".join(_show(listing, rows)))
     return 0
 
 
-def _rows(packaged: Packaged) -> Iterator[dict[str, Any]]:
-    for name, kernel in sorted(packaged.manifest.kernels.items()):
-        for variant in kernel.variants:
-            yield {
-                "package": packaged.manifest.package,
-                "kernel": name,
-                "target": variant.target,
-                "shape": dict(variant.shape),
-                "config": dict(variant.config),
-                "latency": dict(variant.latency),
-                "signature": describe_params(variant),
-                "frontend": dict(variant.frontend),
-                "properties": dict(variant.properties),
-                "bytes": sum(digest.size for digest in variant.files.values()),
-            }
+def _show(listing: Listing, rows: Sequence[Row]) -> Iterator[str]:
+    yield headline(listing.title if listing.title == listing.label else f"{listing.title} ({listing.label})")
+    yield _summarise(listing, rows)
+    for kernel in dict.fromkeys(row.kernel for row in rows):
+        yield ""
+        yield from _show_kernel(kernel, [row for row in rows if row.kernel == kernel])
+    if rows:
+        yield ""
+        yield from _show_provenance(rows)
 
 
-def _spell_time(variant: Variant) -> str:
-    latency, device = variant.latency, variant.properties.get("device")
-    if not latency.get("latency"):
-        return "not measured"
-    others = {"default_latency": "first config", "ref_latency": "reference"}
-    compared = [f"{word} {latency[key]:.4g} ms" for key, word in others.items() if latency.get(key)]
-    time = f"{latency['latency']:.4g} ms" + (f" on {device}" if device else "")
-    return time + (f" ({', '.join(compared)})" if compared else "")
+def _summarise(listing: Listing, rows: Sequence[Row]) -> str:
+    kernels = len({row.kernel for row in rows})
+    targets = ", ".join(sorted({row.target for row in rows})) or "no target"
+    what = "entry" if listing.is_lock else "variant"
+    count = counted(len(rows), what).replace("entrys", "entries")
+    text = f"{count} of {counted(kernels, 'kernel')} for {targets}"
+    if listing.is_lock:
+        return text
+    shared = sum(1 for row in rows if row.variant is not None and row.variant.stored)
+    size = f"{spell_bytes(sum(row.size or 0 for row in rows))} installed"
+    size += f", {shared} with a binary that another one has" if shared else ""
+    return f"{text}: {size}; packaged by tlaot {listing.writer}"
 
 
-def _spell_origin(variant: Variant) -> str:
-    origin = "compiled by " + (
-        " ".join(filter(None, map(variant.frontend.get, ("name", "version")))) or "no known frontend"
-    )
-    checked = {True: "; results checked when it was built", False: "; results NOT checked (check = false)"}
-    return origin + checked.get(variant.properties.get("checked"), "")  # type: ignore[arg-type]
+def _show_kernel(name: str, rows: Sequence[Row]) -> Iterator[str]:
+    alike: dict[Any, list[Row]] = {}
+    for row in rows:
+        params = () if row.variant is None else row.variant.params
+        outputs = () if row.variant is None else row.variant.out_idx
+        alike.setdefault((tuple((p.name, p.dtype, p.shape and len(p.shape)) for p in params), outputs), []).append(row)
+    header = ("target", "shape", "time", "vs first", "vs reference", "size", "config", "note")
+    for number, group in enumerate(alike.values()):
+        yield from [""] if number else []
+        yield headline(name + _signature([row.variant for row in group if row.variant is not None]))
+        cells = [_cells(row) for row in group]
+        shown = [column for column in header if column in ("target", "time") or any(cell[column] for cell in cells)]
+        table = [[cell[column] for column in shown] for cell in cells]
+        yield from spell_table(shown, table, ("time", "vs first", "vs reference", "size"), columns())
+
+
+def _signature(variants: Sequence[Variant]) -> str:
+    """Parameters of variants that have the same ones; a size in which they differ is a ``*``."""
+    if not variants:
+        return ""
+    params = []
+    for same in zip(*(variant.params for variant in variants), strict=True):
+        shapes = list(zip(*(param.shape or () for param in same), strict=True))
+        shape = tuple(sizes[0] if len(set(sizes)) == 1 else "*" for sizes in shapes)
+        params.append(replace(same[0], shape=None if same[0].shape is None else shape, strides=None))
+    return describe_params(replace(variants[0], params=tuple(params)))
+
+
+def _cells(row: Row) -> dict[str, str]:
+    latency = row.latency
+    return {
+        "target": row.target,
+        "shape": spell_items(row.shape),
+        "time": f"{latency['latency']:.4g} ms" if latency.get("latency") else "-",
+        "vs first": _times(latency.get("default_latency"), latency.get("latency")),
+        "vs reference": _times(latency.get("ref_latency"), latency.get("latency")),
+        "size": "" if row.size is None else spell_bytes(row.size),
+        "config": spell_items(row.config) or "(the factory's own)",
+        "note": "; ".join(_notes(row)),
+    }
+
+
+def _times(other: float | None, own: float | None) -> str:
+    """How many times the variant's own time another one takes."""
+    return f"{other / own:.2f}x" if other and own else ""
+
+
+def _notes(row: Row) -> Iterator[str]:
+    if not row.latency.get("latency"):
+        yield "not measured"
+    if not row.trusted:
+        notes = "; ".join(map(str, row.properties.get("notes", ())))
+        yield f"times not to be trusted: {notes or 'the device was not quiet'}"
+    if row.properties.get("checked") is False:
+        yield "results NOT checked (check = false)"
+    if row.variant is not None and row.variant.stored:
+        yield "binary of another variant"
+
+
+def _show_provenance(rows: Sequence[Row]) -> Iterator[str]:
+    """By target: what it was tuned on, what it needs and what made it."""
+    counts: dict[tuple[str, str, str, str], int] = {}
+    for row in rows:
+        key = (row.target, _spell_tuned(row), _spell_floor(row), _spell_makers(row))
+        counts[key] = counts.get(key, 0) + 1
+    header = ["target", "variants", "tuned on", "needs", "made by"]
+    cells = [[key[0], str(count), *key[1:]] for key, count in sorted(counts.items())]
+    shown = [i for i, name in enumerate(header) if any(cell[i] for cell in cells)]
+    table = [[cell[i] for i in shown] for cell in cells]
+    yield from spell_table([header[i] for i in shown], table, ("variants",), columns())
+
+
+def _spell_tuned(row: Row) -> str:
+    device, count = row.tuned.get("device"), row.tuned.get("sm_count")
+    text = f"{device} ({count} SMs)" if device and count else str(device or "")
+    if "as" in row.tuned:
+        return f"stand-in: the configs of {row.tuned['as']}" + (f", tuned on {text}" if text else "")
+    return text
+
+
+def _spell_floor(row: Row) -> str:
+    words = {"cuda": "a driver for CUDA {}", "glibc": "glibc {}"}
+    return ", ".join(word.format(row.floor[name]) for name, word in words.items() if row.floor.get(name))
+
+
+def _spell_makers(row: Row) -> str:
+    if row.variant is None:  # a lock's tools
+        return ", ".join(f"{name} {version}" for name, version in sorted(row.frontend.items()) if name != "tlaot")
+    parts = [
+        " ".join(filter(None, map(row.frontend.get, ("name", "version")))),
+        row.frontend.get("device-compiler", ""),
+    ]
+    if not parts[1] and row.floor.get("toolkit"):
+        parts[1] = f"CUDA {row.floor['toolkit']}"
+    return ", ".join(filter(None, parts))
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    return {
+        "package": row.package,
+        "kernel": row.kernel,
+        "target": row.target,
+        "shape": dict(row.shape),
+        "config": dict(row.config),
+        "latency": dict(row.latency),
+        "signature": row.signature,
+        "frontend": dict(row.frontend),
+        "properties": dict(row.properties),
+        "tuned": dict(row.tuned),
+        "floor": dict(row.floor),
+        "bytes": row.size,
+        "path": None if row.variant is None else row.variant.path,
+        "stored": {} if row.variant is None else dict(row.variant.stored),
+    }

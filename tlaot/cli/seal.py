@@ -16,11 +16,16 @@ _DESCRIPTION = """\
 Writes new digests into the manifest, variant.json and RECORD of packaged kernels whose files were changed on purpose: stripped, given
 another search path, repaired. Refuses, and writes nothing, where anything but digests is wrong with them. A wheel is written anew.
 """
+_EXAMPLES = """\
+examples:
+  tlaot seal dist/my_package-1.0-py3-none-manylinux_2_5_x86_64.whl
+  tlaot seal debian/python3-my-package/usr/lib/python3/dist-packages/my_package
+"""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser's."""
-    parser = commands.add_parser("seal", help=_HELP, description=_DESCRIPTION)
+    parser = commands.add_parser("seal", help=_HELP, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER")
     parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
     parser.set_defaults(run=_seal)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import os
+import shutil
+import sys
 
-from ..manifest import Variant
+from ..spelling import counted, spell_bytes, spell_items, spell_table
 
-__all__ = ["counted", "spell_items", "spell_size"]
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
+__all__ = ["columns", "counted", "headline", "spell_bytes", "spell_items", "spell_table"]
 
 
-def spell_items(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in sorted(values.items()))
+def columns() -> int | None:
+    """Columns of the terminal; None where the output goes to a file or a pipe, whose lines are not broken."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def spell_size(*variants: Variant) -> str:
-    return f"{sum(digest.size for variant in variants for digest in variant.files.values()) / 1024:.1f} KiB"
+def headline(text: str) -> str:
+    """Bold on a terminal; plain in a file or a pipe, and where NO_COLOR says so (no-color.org)."""
+    plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return text if plain else f"\033[1m{text}\033[0m"

@@ -18,6 +18,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="split a wheel: a main one, and a companion for each CUDA architecture",
         description="Split a wheel: the main one keeps what runs on the CPU, and each CUDA architecture's kernels become a "
         "companion, which requires exactly the main wheel's version and is found once it is installed beside it.",
+        epilog="examples:\n  tlaot split dist/my_package-1.0-py3-none-manylinux_2_5_x86_64.whl -o wheels\n",
     )
     parser.add_argument("wheel", metavar="WHEEL", type=Path)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="folder for the wheels")

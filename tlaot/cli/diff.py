@@ -1,0 +1,262 @@
+"""``tlaot diff``: what a new wheel, package or lock has that the old one had not, and the other way round."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .rows import Listing, Row, label_of, list_what
+from .spelling import columns, counted, headline, spell_bytes, spell_items, spell_table
+
+__all__ = ["Change", "Comparison", "add", "compare"]
+
+_DESCRIPTION = """\
+Compares two wheels, installed packages, folders or locks: kernels, targets and shapes that were gained and lost, the size, and each
+workload that became slower by more than its times spread. Exit status: 0; 1 where coverage was lost, where NEW has no
+variants at all, or where a workload became slower than --max-slowdown allows; 2 where the two cannot be compared.
+"""
+_EXAMPLES = """\
+examples:
+  tlaot diff old.whl new.whl
+  tlaot diff my_package dist/my_package-1.1-py3-none-manylinux_2_5_x86_64.whl --max-slowdown 1.05
+  git show HEAD:tltune.lock > old.lock && tlaot diff old.lock tltune.lock --json
+"""
+
+# Kernel, target and shape; and the package, where there are several.
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One workload that both have.
+
+    Attributes:
+        old, new: Its rows.
+        ratio: New time over old; None where one of them was not measured.
+        uncomparable: Why the times cannot be compared; "" where they can.
+        separate: Whether the times differ by more than they spread.
+    """
+
+    old: Row
+    new: Row
+    ratio: float | None
+    uncomparable: str
+    separate: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs between two.
+
+    Attributes:
+        lost, gained: Rows that only the old one has, or only the new one.
+        kept: Workloads that both have.
+        old_size, new_size: Bytes of the wheels, or of the variants' files where one is no wheel; None for locks.
+        emptied: Whether the new one has nothing at all.
+    """
+
+    lost: tuple[Row, ...]
+    gained: tuple[Row, ...]
+    kept: tuple[Change, ...]
+    old_size: int | None
+    new_size: int | None
+    emptied: bool
+
+    def slower(self) -> list[Change]:
+        """What became slower by more than the times spread, the worst first."""
+        found = [change for change in self.kept if change.separate and change.ratio is not None and change.ratio > 1]
+        return sorted(found, key=lambda change: -(change.ratio or 0.0))
+
+    def too_slow(self, limit: float | None) -> list[Change]:
+        """What became slower than a limit allows."""
+        return [change for change in self.slower() if limit is not None and (change.ratio or 0.0) > limit]
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser(
+        "diff",
+        help="compare wheels, packages or locks: coverage, size, times",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+    )
+    what = "a wheel, an installed package, a folder or a lock"
+    parser.add_argument("old", metavar="OLD", help=f"{what}, as it was")
+    parser.add_argument("new", metavar="NEW", help=f"{what}, as it is")
+    parser.add_argument(
+        "--max-slowdown", metavar="X", type=_factor, help="fail where a workload takes X times as long: 1.05"
+    )
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.set_defaults(run=_diff)
+
+
+def _factor(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 1 or math.isinf(value):
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}: write 1.05 for 5 %")
+    return value
+
+
+def _diff(options: argparse.Namespace) -> int:
+    found = compare(options.old, options.new)
+    if options.json:
+        print(json.dumps(_as_json(found, options.max_slowdown), indent=1, sort_keys=True))
+    else:
+        print("\n".join(_show(found, options)))
+    return 1 if found.lost or found.emptied or found.too_slow(options.max_slowdown) else 0
+
+
+def compare(old: str, new: str) -> Comparison:
+    """Compare two wheels, packages, folders or locks.
+
+    Raises:
+        PackageError: One of them has no kernels, or is damaged.
+        SpecError: A lock is malformed or of a newer version.
+    """
+    before, after = list_what(old), list_what(new)
+    several = not any(one.is_lock for one in (*before, *after)) and max(len(before), len(after)) > 1
+    olds, news = _by_key(before, several), _by_key(after, several)
+    sizes = _sizes((old, before), (new, after))
+    return Comparison(
+        tuple(row for key, row in olds.items() if key not in news),
+        tuple(row for key, row in news.items() if key not in olds),
+        tuple(_change(row, news[key]) for key, row in olds.items() if key in news),
+        *sizes,
+        not news,
+    )
+
+
+def _by_key(listings: Sequence[Listing], several: bool) -> dict[Key, Row]:
+    rows = [row for listing in listings for row in listing.rows]
+    return {
+        (
+            row.package if several else "",
+            row.kernel,
+            row.target,
+            json.dumps(row.shape, sort_keys=True),
+        ): row
+        for row in rows
+    }
+
+
+def _sizes(*sides: tuple[str, Sequence[Listing]]) -> tuple[int | None, int | None]:
+    if any(listing.is_lock for _, listings in sides for listing in listings):
+        return None, None
+    wheels = all(Path(what).is_file() for what, _ in sides)
+    old, new = (
+        os.stat(what).st_size if wheels else sum(row.size or 0 for listing in listings for row in listing.rows)
+        for what, listings in sides
+    )
+    return old, new
+
+
+def _change(old: Row, new: Row) -> Change:
+    before, after = old.latency.get("latency"), new.latency.get("latency")
+    if not before or not after:
+        why = "was not measured before" if after else "is not measured any more" if before else "was never measured"
+        return Change(old, new, None, why, False)
+    ratio = after / before
+    devices = [row.tuned.get("device") for row in (old, new)]
+    if devices[0] != devices[1]:
+        return Change(old, new, ratio, f"was measured on {devices[0] or '?'}, now on {devices[1] or '?'}", False)
+    if not (old.trusted and new.trusted):
+        return Change(old, new, ratio, "a time is not to be trusted: the device was not quiet", False)
+    # Half of the samples lie within the spread about the median; where these ranges meet, nothing is said.
+    spreads = [abs(row.latency.get("spread") or 0.0) / 2 for row in (old, new)]
+    low, high = sorted(((before, spreads[0]), (after, spreads[1])))
+    return Change(old, new, ratio, "", low[0] * (1 + low[1]) < high[0] * (1 - high[1]))
+
+
+def _show(found: Comparison, options: argparse.Namespace) -> Iterator[str]:
+    yield headline(f"{options.old} -> {options.new}")
+    kept = counted(len(found.kept), "workload")
+    yield f"coverage: {kept} in both, {len(found.gained)} gained, {len(found.lost)} lost"
+    if found.old_size is not None and found.new_size is not None:
+        yield f"size: {spell_bytes(found.old_size)} -> {spell_bytes(found.new_size)}{_percent(found.old_size, found.new_size)}"
+    if found.emptied:
+        yield "NEW has no variants at all"
+    for title, rows in (("lost", found.lost), ("gained", found.gained)):
+        if rows:
+            yield from ("", headline(title), *(f"  {label_of(row)}" for row in rows))
+    slower, too_slow = found.slower(), found.too_slow(options.max_slowdown)
+    if slower:
+        limit = f", {len(too_slow)} past --max-slowdown {options.max_slowdown:g}" if options.max_slowdown else ""
+        yield from ("", headline(f"slower: {counted(len(slower), 'workload')}{limit}"))
+        yield from _table(slower, too_slow)
+    faster = [change for change in found.kept if change.separate and (change.ratio or 1) < 1]
+    if faster:
+        yield from ("", headline(f"faster: {counted(len(faster), 'workload')}"))
+        yield from _table(sorted(faster, key=lambda change: change.ratio or 0.0), [])
+    apart = [change for change in found.kept if change.uncomparable and change.uncomparable != "was never measured"]
+    if apart:
+        yield from ("", headline(f"times not compared: {counted(len(apart), 'workload')}"))
+        yield from (f"  {label_of(change.new)}: {change.uncomparable}" for change in apart)
+
+
+def _percent(old: int, new: int) -> str:
+    return f" ({(new - old) / old:+.1%})" if old else ""
+
+
+def _table(changes: Sequence[Change], too_slow: Sequence[Change]) -> list[str]:
+    rows = [
+        [
+            change.new.kernel,
+            change.new.target,
+            spell_items(change.new.shape),
+            f"{change.old.latency['latency']:.4g} ms",
+            f"{change.new.latency['latency']:.4g} ms",
+            f"{change.ratio:.3f}",
+            "too slow" if change in too_slow else "",
+            _configs(change),
+        ]
+        for change in changes
+    ]
+    header = ["kernel", "target", "shape", "old", "new", "ratio", "", "config"]
+    shown = [i for i, name in enumerate(header) if name or too_slow]
+    return spell_table(
+        [header[i] for i in shown], [[row[i] for i in shown] for row in rows], ("old", "new", "ratio"), columns()
+    )
+
+
+def _configs(change: Change) -> str:
+    old, new = spell_items(change.old.config), spell_items(change.new.config)
+    return "as before" if old == new else f"{old} -> {new}"
+
+
+def _as_json(found: Comparison, limit: float | None) -> dict[str, Any]:
+    too_slow = found.too_slow(limit)
+    slower = found.slower()
+    return {
+        "lost": [_key_as_json(row) for row in found.lost],
+        "gained": [_key_as_json(row) for row in found.gained],
+        "emptied": found.emptied,
+        "old_bytes": found.old_size,
+        "new_bytes": found.new_size,
+        "workloads": [
+            {
+                **_key_as_json(change.new),
+                "old_latency": change.old.latency.get("latency"),
+                "new_latency": change.new.latency.get("latency"),
+                "ratio": change.ratio,
+                "slower": change in slower,
+                "too_slow": change in too_slow,
+                "not_compared": change.uncomparable or None,
+                "old_config": dict(change.old.config),
+                "new_config": dict(change.new.config),
+            }
+            for change in found.kept
+        ],
+    }
+
+
+def _key_as_json(row: Row) -> Mapping[str, Any]:
+    return {"package": row.package, "kernel": row.kernel, "target": row.target, "shape": dict(row.shape)}

@@ -1,0 +1,224 @@
+"""What ``inspect`` and ``diff`` show: one row a variant of a package, or an entry of a lock."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PackageError, did_you_mean
+from ..manifest import Variant
+from ..packaged import Packaged, open_packaged
+from ..runtime.dispatch import describe_params
+from ..spelling import spell_items
+
+if TYPE_CHECKING:
+    from ..tune.lock import Entry
+
+__all__ = ["Listing", "Row", "add_filters", "choose_rows", "label_of", "list_what"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel, target and shape.
+
+    Attributes:
+        package: Import name of the package; "" in a lock.
+        kernel, target, shape: The workload.
+        config: What ships.
+        latency: As of :class:`~tlaot.manifest.Variant`.
+        tuned, floor, frontend, properties: As of :class:`~tlaot.manifest.Variant`.
+        signature: The kernel's parameters; "" in a lock.
+        size: Bytes of the variant's files, those that are stored with another one left out; None in a lock.
+        variant: The manifest's entry; None in a lock.
+        source: Where the variant's files are; None in a lock.
+    """
+
+    package: str
+    kernel: str
+    target: str
+    shape: Mapping[str, Any]
+    config: Mapping[str, Any]
+    latency: Mapping[str, float | None]
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    floor: Mapping[str, str] = field(default_factory=dict)
+    frontend: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    signature: str = ""
+    size: int | None = None
+    variant: Variant | None = None
+    source: Packaged | None = None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the device was quiet when the times were taken."""
+        return self.properties.get("trusted") is not False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All rows of one package, or of one lock.
+
+    Attributes:
+        title: Name of the package, or of the lock's file.
+        label: Where it is.
+        writer: Version of tlaot that packaged it; "" for a lock.
+        rows: By kernel, in the order of the manifest or the lock.
+    """
+
+    title: str
+    label: str
+    writer: str
+    rows: tuple[Row, ...]
+
+    @property
+    def is_lock(self) -> bool:
+        return not self.writer
+
+
+def list_what(what: str) -> list[Listing]:
+    """The rows of a wheel (which may have several packages), an installed package, a folder or a lock.
+
+    Raises:
+        PackageError: There are no packaged kernels, or a manifest is damaged.
+        SpecError: A lock is malformed or of a newer version.
+    """
+    if _is_lock(Path(what)):
+        return [_list_lock(Path(what))]
+    return [_list_package(packaged) for packaged in open_packaged(what)]
+
+
+def label_of(row: Row) -> str:
+    """The row in a message: ``matmul [cuda:sm_90a] (M=64, N=64)``."""
+    return f"{row.kernel} [{row.target}] ({spell_items(row.shape)})"
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """Options that choose rows."""
+    parser.add_argument("--kernel", metavar="NAME", action="append", help="only this kernel (may be repeated)")
+    parser.add_argument(
+        "--target", metavar="TARGET", action="append", help="only this target: cuda:sm_90a, or all of a kind: cuda"
+    )
+    parser.add_argument(
+        "--shape", metavar="K=V,...", action="append", help="only workloads with these values: M=1024,N=64"
+    )
+
+
+def choose_rows(rows: Iterable[Row], options: argparse.Namespace) -> list[Row]:
+    """Those that the options of :func:`add_filters` let through.
+
+    Raises:
+        PackageError: An option lets none through; the message lists what there is.
+    """
+    left = list(rows)
+    for option, key in (("kernel", _kernel_of), ("target", _target_of), ("shape", _shape_of)):
+        wanted: Sequence[str] | None = getattr(options, option)
+        if wanted is None or not left:
+            continue
+        there = list(dict.fromkeys(key(row) for row in left))
+        for text in wanted:
+            if not any(_fits(option, text, row) for row in left):
+                raise PackageError(
+                    f"--{option}", f"there is no {text!r}{did_you_mean(text, there)}", f"There is: {_some(there)}."
+                )
+        left = [row for row in left if any(_fits(option, text, row) for text in wanted)]
+    return left
+
+
+def _kernel_of(row: Row) -> str:
+    return row.kernel
+
+
+def _target_of(row: Row) -> str:
+    return row.target
+
+
+def _shape_of(row: Row) -> str:
+    return ",".join(f"{name}={_as_text(value)}" for name, value in sorted(row.shape.items()))
+
+
+def _some(names: Sequence[str]) -> str:
+    return "; ".join(names[:12]) + (f"; and {len(names) - 12} more" if len(names) > 12 else "")
+
+
+def _fits(option: str, text: str, row: Row) -> bool:
+    if option == "kernel":
+        return row.kernel == text
+    if option == "target":
+        return text in (row.target, *row.target.split(":"))
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        name, value = name.strip(), value.strip()
+        if name not in row.shape or value not in (_as_text(row.shape[name]), json.dumps(row.shape[name])):
+            return False
+    return True
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _is_lock(path: Path) -> bool:
+    if path.suffix == ".lock":
+        return True
+    try:
+        with path.open("rb") as file:
+            return file.read(1) == b"{"
+    except OSError:
+        return False
+
+
+def _list_package(packaged: Packaged) -> Listing:
+    manifest = packaged.manifest
+    rows = [
+        Row(
+            manifest.package,
+            name,
+            variant.target,
+            variant.shape,
+            variant.config,
+            variant.latency,
+            variant.tuned,
+            variant.floor,
+            variant.frontend,
+            variant.properties,
+            describe_params(variant),
+            sum(digest.size for file, digest in variant.files.items() if file not in variant.stored),
+            variant,
+            packaged,
+        )
+        for name, kernel in sorted(manifest.kernels.items())
+        for variant in kernel.variants
+    ]
+    return Listing(manifest.package, packaged.label, manifest.writer, tuple(rows))
+
+
+def _list_lock(path: Path) -> Listing:
+    # Imported here: the lock belongs to the build side, which nothing that looks into packages needs.
+    from ..tune.lock_file import read_lock
+
+    if not path.is_file():
+        raise PackageError(str(path), "there is no such file", "Name a tltune.lock, a wheel or a package.")
+    entries = sorted(read_lock(path).entries.items())
+    return Listing(path.name, str(path), "", tuple(_of_entry(entry) for _, entry in entries))
+
+
+def _of_entry(entry: Entry) -> Row:
+    tuned: dict[str, Any] = {"device": entry.device["name"]} if "name" in entry.device else {}
+    tuned |= {"sm_count": entry.device["sm_count"]} if entry.device.get("sm_count") else {}
+    tuned |= {"as": entry.tuned_as} if entry.tuned_as is not None else {}
+    ships = entry.tried(entry.ships)
+    first = entry.candidates[0] if entry.candidates else None
+    latency: dict[str, float | None] = dict.fromkeys(("latency", "spread", "default_latency", "ref_latency"))
+    if ships is not None and ships.timing is not None:
+        latency |= {"latency": ships.timing.latency, "spread": ships.timing.spread}
+    if first is not None and first.timing is not None:
+        latency["default_latency"] = first.timing.latency
+    if entry.reference is not None:
+        latency["ref_latency"] = entry.reference.latency
+    properties: dict[str, Any] = {"checked": entry.checked} if entry.tuned_as is None else {}
+    properties |= {} if entry.trusted else {"trusted": False, "notes": list(entry.notes)}
+    return Row("", entry.kernel, entry.target, entry.shape, entry.ships, latency, tuned, {}, entry.tools, properties)
