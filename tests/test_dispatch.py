@@ -11,7 +11,8 @@ from fixtures_runtime import scalar, tensor, variant
 
 from tlaot.errors import CallError, DispatchError
 from tlaot.manifest import Param, Variant
-from tlaot.runtime.dispatch import Argument, Place, pick_variant, resolve
+from tlaot.runtime.choose import find_notes, pick_variant
+from tlaot.runtime.dispatch import Argument, Place, resolve
 from tlaot.target import DLPACK_CPU, DLPACK_CUDA
 
 CPU = Place(DLPACK_CPU, cpu_level=3)
@@ -86,7 +87,68 @@ def test_the_most_specific_cuda_target_that_runs() -> None:
     with pytest.raises(DispatchError) as caught:
         pick(built, arguments, Place(DLPACK_CUDA, 1, capability=(12, 0)))
     assert "compute capability 12.0 (cuda:1)" in caught.value.what
-    assert "built for cuda:sm_100a, cuda:sm_80, cuda:sm_90, cuda:sm_90a: add sm_120" in caught.value.remedy
+    assert "built for cuda:sm_100a, cuda:sm_80, cuda:sm_90, cuda:sm_90a: add cuda:sm_120 to" in caught.value.remedy
+
+
+def test_the_order_of_choice() -> None:
+    """The very architecture, the family, what CUDA guarantees, PTX; a faster time changes nothing about it."""
+    targets = ["sm_103a", "sm_103", "sm_100f", "sm_100", "compute_90", "compute_80"]
+    built = [
+        dataclasses.replace(gemm(4, 4, 8, f"cuda:{target}"), latency={"latency": float(10 - i)})
+        for i, target in enumerate(targets)
+    ]
+    place, arguments = Place(DLPACK_CUDA, 0, capability=(10, 3)), of((4, 8), (8, 4))
+    while built:
+        assert pick(list(reversed(built)), arguments, place) is built[0]
+        built.pop(0)
+
+
+def test_ptx_is_refused_where_it_is_forbidden() -> None:
+    """What there is, why not, and how to have it; machine code that runs is not touched."""
+    native, ptx = gemm(4, 4, 8, "cuda:sm_80"), gemm(4, 4, 8, "cuda:compute_80")
+    arguments = of((4, 8), (8, 4))
+    blackwell = Place(DLPACK_CUDA, 0, capability=(12, 0))
+    assert pick([native, ptx], arguments, blackwell) is ptx
+    assert pick([native, ptx], arguments, dataclasses.replace(blackwell, capability=(8, 6), ptx=False)) is native
+    with pytest.raises(DispatchError) as caught:
+        pick([native, ptx], arguments, dataclasses.replace(blackwell, ptx=False))
+    text = str(caught.value)
+    assert "cuda:sm_80 {K=8, M=4, N=4}: does not run on compute capability 12.0 (cuda:0)" in text
+    assert (
+        "cuda:compute_80 {K=8, M=4, N=4}: is PTX, which the driver would have to compile; TLAOT_PTX=0 forbids it"
+        in text
+    )
+    assert text.endswith(
+        "\nUnset TLAOT_PTX, or add cuda:sm_120 to the targets in tltune.toml and build the package again."
+    )
+    # A system on a chip runs its own code and PTX.
+    orin = Place(DLPACK_CUDA, 0, capability=(8, 7))
+    assert pick([native, ptx], arguments, orin) is ptx
+    with pytest.raises(DispatchError, match=r"compute capability 8\.7"):
+        pick([native], arguments, orin)
+
+
+def test_what_is_said_of_a_choice() -> None:
+    """PTX, and another number of multiprocessors than was tuned for; nothing where all is as it should be."""
+    here = Place(DLPACK_CUDA, 0, capability=(9, 0), device="NVIDIA GH200", sm_count=144)
+    tuned = {"device": "NVIDIA H200", "sm_count": 132}
+    native = dataclasses.replace(gemm(4, 4, 8, "cuda:sm_90a"), tuned=tuned)
+    assert find_notes("pkg.sub.gemm", native, here) == [
+        (
+            "sm_count",
+            "pkg.sub.gemm: the config was tuned on NVIDIA H200 with 132 multiprocessors; NVIDIA GH200 has 144, for which another "
+            "may be faster. Run: tlaot retune pkg.sub",
+        )
+    ]
+    assert find_notes("pkg.gemm", native, dataclasses.replace(here, sm_count=132)) == []
+    assert find_notes("pkg.gemm", native, dataclasses.replace(here, sm_count=None)) == []
+    for unknown in ({}, {"sm_count": None}, {"sm_count": "132"}, {"device": "NVIDIA H200"}):
+        assert find_notes("pkg.gemm", dataclasses.replace(native, tuned=unknown), here) == []
+    ptx = dataclasses.replace(gemm(4, 4, 8, "cuda:compute_80"), tuned=tuned)
+    ((kind, text),) = find_notes("pkg.gemm", ptx, here)
+    assert kind == "ptx"
+    assert "no machine code for NVIDIA GH200; its driver compiles the PTX of cuda:compute_80" in text
+    assert "target cuda:sm_90, or set TLAOT_PTX=0" in text
 
 
 def test_equal_workloads_of_two_frontends_go_to_the_faster() -> None:

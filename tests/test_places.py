@@ -18,7 +18,7 @@ from fixtures_runtime import compile_kernel, tensor, variant, write_package
 import tlaot
 from tlaot.errors import DispatchError, PackageError
 from tlaot.manifest import FOLDER, Kernel, Manifest, Variant, dumps, loads
-from tlaot.runtime import companions, load, places
+from tlaot.runtime import companions, device, load, places
 
 np = pytest.importorskip("numpy")
 
@@ -121,7 +121,7 @@ def test_a_missing_companion_is_named(site: Path, monkeypatch: pytest.MonkeyPatc
     """A call that only a companion could serve says which one to install, where it has code for the device."""
     write(site, "pl_miss", add(), without=["mul"], project={"name": "pl-miss", "version": "1.2"},
           companions={"pl-miss-cuda-sm-90a": ("cuda:sm_90a",), "pl-miss-cuda-sm-80": ("cuda:sm_80",)})  # fmt: skip
-    monkeypatch.setattr(load, "cuda_capability", lambda ordinal: (9, 0))
+    monkeypatch.setattr(device, "cuda_device", lambda ordinal: device.CudaDevice("NVIDIA H200", (9, 0), 132))
     kernels = tlaot.load("pl_miss")
     with pytest.raises(DispatchError, match="none is packaged"):
         call(kernels.mul)

@@ -281,10 +281,10 @@ def test_the_command(split: tuple[Path, Split, list[Path]], tmp_path: Path, caps
 
 
 CALL = """
-import tlaot, tlaot.runtime.load as load
+import tlaot, tlaot.runtime.device as device
 kernels = tlaot.load("my_kernels")
 print(repr(kernels), sorted({v.target for k in kernels for v in kernels[k].variants}))
-load.cuda_capability = lambda ordinal: (9, 0)
+device.cuda_device = lambda ordinal: device.CudaDevice("NVIDIA H200", (9, 0), 132)
 from tlaot.manifest import Param
 from tlaot.runtime.call import Described
 from tlaot.runtime.dispatch import Argument

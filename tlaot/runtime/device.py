@@ -1,22 +1,44 @@
-"""What this machine's devices can run: asked once, on the first call that needs it, never at import."""
+"""What this machine's devices and their driver can run: asked once, on the first call that needs it, never at import."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
-from ..errors import LoadError
+from ..errors import LoadError, PackageError, SpecError
+from ..manifest import Variant
+from ..target import DLPACK_CUDA, read_target
+from .dispatch import Place
 
-__all__ = ["cuda_capability"]
+__all__ = ["CudaDevice", "cuda_capability", "cuda_device", "cuda_place", "cuda_version", "require_driver"]
 
 # cuda.h, CUdevice_attribute.
+_MULTIPROCESSOR_COUNT = 16
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
 
 
+@dataclass(frozen=True)
+class CudaDevice:
+    """A CUDA device as the driver describes it.
+
+    Attributes:
+        name: ``"NVIDIA H200"``.
+        capability: Compute capability.
+        sm_count: Streaming multiprocessors; of a MIG instance its own.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+
+
 @cache
-def cuda_capability(ordinal: int) -> tuple[int, int]:
-    """Compute capability of a CUDA device.
+def cuda_device(ordinal: int) -> CudaDevice:
+    """Describe a CUDA device.
 
     Asks the driver, which numbers devices as every framework does (``CUDA_VISIBLE_DEVICES`` and
     ``CUDA_DEVICE_ORDER`` are applied by the driver itself), and makes no context.
@@ -25,19 +47,97 @@ def cuda_capability(ordinal: int) -> tuple[int, int]:
         LoadError: There is no driver, or no such device.
     """
     where = f"cuda:{ordinal}"
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise LoadError(where, f"the CUDA driver cannot be loaded ({error})", "Install the NVIDIA driver.") from None
+    driver = _open_driver(where)
     device = ctypes.c_int()
     _check(driver, driver.cuInit(0), where)
     _check(driver, driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(ordinal)), where)
     found = []
-    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSOR_COUNT):
         value = ctypes.c_int()
         _check(driver, driver.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), device), where)
         found.append(value.value)
-    return found[0], found[1]
+    name = ctypes.create_string_buffer(256)
+    _check(driver, driver.cuDeviceGetName(name, ctypes.c_int(len(name)), device), where)
+    return CudaDevice(name.value.decode(errors="replace"), (found[0], found[1]), found[2])
+
+
+def cuda_capability(ordinal: int) -> tuple[int, int]:
+    """Compute capability of a CUDA device; raises as :func:`cuda_device`."""
+    return cuda_device(ordinal).capability
+
+
+def cuda_place(ordinal: int, environ: Mapping[str, str] | None = None) -> Place:
+    """Where a call with tensors on a CUDA device runs; raises as :func:`cuda_device`.
+
+    Raises:
+        SpecError: ``TLAOT_PTX`` is neither 0 nor 1.
+    """
+    text = (os.environ if environ is None else environ).get("TLAOT_PTX", "").strip()
+    if text not in ("", "0", "1"):
+        raise SpecError("TLAOT_PTX", f"expected 0 or 1, got {text!r}", "Write TLAOT_PTX=0 to have PTX refused.")
+    device = cuda_device(ordinal)
+    return Place(
+        DLPACK_CUDA,
+        ordinal,
+        capability=device.capability,
+        ptx=text != "0",
+        device=device.name,
+        sm_count=device.sm_count,
+    )
+
+
+@cache
+def cuda_version() -> tuple[int, int]:
+    """The version of CUDA that the driver offers, ``(12, 8)``.
+
+    Raises:
+        LoadError: There is no driver, or it does not say.
+    """
+    driver = _open_driver("cuda")
+    value = ctypes.c_int()
+    _check(driver, driver.cuDriverGetVersion(ctypes.byref(value)), "cuda")
+    return value.value // 1000, value.value % 1000 // 10
+
+
+def require_driver(where: str, variant: Variant) -> None:
+    """Refuse a CUDA variant whose device code this machine's driver is too old for; before its file is loaded.
+
+    Args:
+        where: The kernel, for errors.
+        variant: The variant; its ``floor`` says what it needs.
+
+    Raises:
+        LoadError: The driver is too old, or there is none; the message names both versions.
+        PackageError: The floor in the manifest is no version.
+    """
+    needed = variant.floor.get("cuda")
+    target = read_target(variant.target, "manifest")
+    if needed is None or not target.is_cuda:
+        return
+    try:
+        major, minor = map(int, needed.split("."))
+    except (AttributeError, ValueError):
+        raise PackageError(
+            where, f"the manifest asks for CUDA {needed!r} for {variant.target}, which is no version", "Reinstall it."
+        ) from None
+    offered = cuda_version()
+    if offered >= (major, minor):
+        return
+    toolkit = variant.floor.get("toolkit")
+    made = f", made with CUDA {toolkit}," if toolkit else ""
+    raise LoadError(
+        where,
+        f"the {'PTX' if target.is_virtual else 'code'} for {variant.target}{made} needs a driver that offers CUDA {needed}; "
+        f"the driver here offers CUDA {offered[0]}.{offered[1]}",
+        f"Update the NVIDIA driver (nvidia-smi shows its CUDA version), or build the package with CUDA {offered[0]}.x.",
+    )
+
+
+def _open_driver(where: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise LoadError(where, f"the CUDA driver cannot be loaded ({error})", "Install the NVIDIA driver.") from None
 
 
 def _check(driver: ctypes.CDLL, status: int, where: str) -> None:

@@ -1,15 +1,12 @@
-"""Which variant fits a call: a pure function on plain data, and the words for when none does."""
+"""Which variants fit a call, and why the others do not: pure functions on plain data."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from ..errors import CallError, DispatchError, did_you_mean
 from ..manifest import Param, Variant
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, read_target
 
@@ -17,15 +14,16 @@ __all__ = [
     "Argument",
     "Place",
     "Rejection",
-    "check_factory_names",
     "describe_call",
     "describe_params",
-    "pick_variant",
+    "find_mismatches",
+    "given_params",
     "resolve",
+    "scalar_fits",
+    "spell_workload",
+    "symbolic_sizes",
+    "target_of",
 ]
-
-# Which two of a call's arguments are swapped is looked for among this many; each pair is tried with every variant.
-_MOST_SWAPPED = 8
 
 Sizes: TypeAlias = tuple[int | str, ...]
 
@@ -39,12 +37,18 @@ class Place:
         device_id: Ordinal of the device.
         capability: Compute capability of a CUDA device; None: unknown, then every CUDA target may run.
         cpu_level: Rank of the processor's instruction level, 1 to 4; None: unknown, then every level may run.
+        ptx: Whether PTX may run, for which the driver's compiler is needed.
+        device: Name of a CUDA device; "" where it is not known.
+        sm_count: Streaming multiprocessors of a CUDA device; None where that is not known.
     """
 
     device_type: int
     device_id: int = 0
     capability: tuple[int, int] | None = None
     cpu_level: int | None = None
+    ptx: bool = True
+    device: str = ""
+    sm_count: int | None = None
 
     def __str__(self) -> str:
         if self.device_type == DLPACK_CPU:
@@ -77,7 +81,7 @@ class Rejection:
     Attributes:
         variant: The variant.
         reasons: ``(kind, text)`` of each mismatch; the kinds are ``"device"``, ``"target"``, ``"factory"``,
-            ``"count"``, ``"kind"``, ``"dtype"``, ``"shape"`` and ``"strides"``.
+            ``"count"``, ``"kind"``, ``"dtype"``, ``"shape"``, ``"strides"`` and ``"ptx"``.
     """
 
     variant: Variant
@@ -105,47 +109,12 @@ def resolve(
     accepted: list[Variant] = []
     rejected: list[Rejection] = []
     for variant in variants:
-        reasons = tuple(_mismatches(variant, arguments, place, factory_args))
+        reasons = tuple(find_mismatches(variant, arguments, place, factory_args))
         if reasons:
             rejected.append(Rejection(variant, reasons))
         else:
             accepted.append(variant)
     return accepted, rejected
-
-
-def pick_variant(
-    where: str,
-    variants: Sequence[Variant],
-    arguments: Sequence[Argument],
-    place: Place,
-    factory_args: Mapping[str, Any],
-) -> Variant:
-    """The one variant that a call runs.
-
-    Of several that fit, one made for exactly these sizes goes before one with symbolic sizes; then the most
-    specific target, then the fastest.
-
-    Raises:
-        CallError: A named factory argument does not exist, or several workloads fit equally well.
-        DispatchError: No variant fits; the message says why for each.
-    """
-    check_factory_names(where, variants, factory_args)
-    accepted, rejected = resolve(variants, arguments, place, factory_args)
-    if not accepted:
-        raise _no_variant(where, variants, arguments, place, rejected)
-    fewest = min(map(_symbolic_sizes, accepted))
-    exact = [v for v in accepted if _symbolic_sizes(v) == fewest]
-    by_workload: dict[str, list[Variant]] = {}
-    for variant in exact:
-        by_workload.setdefault(_spell_workload(variant), []).append(variant)
-    if len(by_workload) > 1:
-        raise _ambiguous(where, [group[0] for group in by_workload.values()])
-    return max(exact, key=lambda v: _merit(v, place))
-
-
-def _merit(variant: Variant, place: Place) -> tuple[Any, ...]:
-    preference = _target(variant.target).preference(place.capability)
-    return preference, -(variant.latency.get("latency") or 0.0), variant.target
 
 
 def describe_params(variant: Variant) -> str:
@@ -161,10 +130,11 @@ def describe_call(arguments: Iterable[Argument], place: Place) -> str:
     return f"({', '.join(map(str, arguments))}) on {place}"
 
 
-def _mismatches(
+def find_mismatches(
     variant: Variant, arguments: Sequence[Argument], place: Place, factory_args: Mapping[str, Any]
 ) -> Iterable[tuple[str, str]]:
-    yield from _target_mismatches(_target(variant.target), place)
+    """Why a variant does not fit a call, each reason with its kind; nothing where it does."""
+    yield from _target_mismatches(target_of(variant.target), place)
     for name, value in factory_args.items():
         # True == 1 in Python, yet they are different workloads.
         if name not in variant.shape or not isinstance(value, (bool, int, float, str, type(None))):
@@ -199,6 +169,8 @@ def _target_mismatches(target: Target, place: Place) -> Iterable[tuple[str, str]
         yield "device", f"is for {'CUDA' if target.is_cuda else 'the CPU'}, the tensors are on {place}"
     elif target.is_cuda and place.capability is not None and not target.runs_on(place.capability):
         yield "target", f"does not run on compute capability {place.capability[0]}.{place.capability[1]} ({place})"
+    elif target.is_virtual and not place.ptx:
+        yield "ptx", "is PTX, which the driver would have to compile; TLAOT_PTX=0 forbids it"
     elif not target.is_cuda and place.cpu_level is not None and target.cpu_rank > place.cpu_level:
         yield "target", f"needs {target.arch}, this processor has {CPU_LEVELS[place.cpu_level - 1]}"
 
@@ -243,147 +215,15 @@ def _sizes_fit(expected: Sequence[int | str], found: Sequence[int], sizes: dict[
     return True
 
 
-def _symbolic_sizes(variant: Variant) -> int:
+def symbolic_sizes(variant: Variant) -> int:
+    """Number of sizes and strides that a variant leaves open."""
     names = {s for p in variant.params for s in (*(p.shape or ()), *(p.strides or ())) if isinstance(s, str)}
     return len(names)
 
 
-def check_factory_names(where: str, variants: Sequence[Variant], factory_args: Mapping[str, Any]) -> None:
-    """Refuse keywords that name no argument of the factory.
-
-    Raises:
-        CallError: One does not; the message says what to do with a tensor's name.
-    """
-    known = sorted({name for v in variants for name in v.shape})
-    if all(name in known for name in factory_args):
-        return
-    tensors = {p.name for v in variants for p in v.params}
-    for name in factory_args:
-        if name in known:
-            continue
-        if name in tensors:
-            what = f"tensors are positional, got {name} by keyword"
-            remedy = "Tensors and scalars are passed by position; keywords name arguments of the kernel's factory."
-        else:
-            what = f"unknown factory argument {name!r}{did_you_mean(name, known)}"
-            remedy = f"Arguments of the factory: {', '.join(known) or 'none'}."
-        raise CallError(where, what, remedy)
-
-
-def _ambiguous(where: str, choices: Sequence[Variant]) -> CallError:
-    names = sorted({n for v in choices for n in v.shape})
-    differing = [n for n in names if len({repr(v.shape.get(n)) for v in choices}) > 1]
-    listed = "\n".join(
-        "  " + ", ".join(f"{n}={v.shape[n]!r}" if n in v.shape else f"(no {n})" for n in differing) for v in choices
-    )
-    return CallError(
-        where,
-        f"{len(choices)} packaged workloads take these tensors, and differ in {', '.join(differing)}:\n{listed}",
-        f"Say which by keyword, for instance {differing[0]}={choices[0].shape.get(differing[0])!r}.",
-    )
-
-
-def _no_variant(
-    where: str,
-    variants: Sequence[Variant],
-    arguments: Sequence[Argument],
-    place: Place,
-    rejected: Sequence[Rejection],
-) -> DispatchError | CallError:
-    if all(r.kinds & {"count"} for r in rejected) and variants:
-        signatures = sorted({describe_params(v) for v in variants})
-        return CallError(
-            where,
-            f"got {len(arguments)} arguments, and no variant takes so many",
-            f"Outputs may be left out or passed as well: {'; or '.join(signatures[:4])}.",
-        )
-    lines = [
-        f"  {r.variant.target} {_spell_workload(r.variant)}: {'; '.join(text for _, text in r.reasons)}"
-        for r in sorted(rejected, key=lambda r: len(r.reasons))
-    ]
-    return DispatchError(
-        where,
-        f"no packaged variant fits {describe_call(arguments, place)}\n" + "\n".join(lines or ["  (none is packaged)"]),
-        _remedy(arguments, place, rejected),
-    )
-
-
-def _remedy(arguments: Sequence[Argument], place: Place, rejected: Sequence[Rejection]) -> str:
-    """The shortest way out: what the variants that come nearest have against the call."""
-    if not rejected:
-        return "Build the package with a target and a shape for this kernel."
-    only = {r.kinds: r for r in reversed(rejected) if len(r.kinds) == 1}
-    targets = ", ".join(sorted({r.variant.target for r in rejected}))
-    if frozenset({"target"}) in only or all("target" in r.kinds for r in rejected):
-        here = place.cpu_level or place.capability
-        name = CPU_LEVELS[here - 1] if isinstance(here, int) else "sm_{}{}".format(*here) if here else ""
-        return f"The package was built for {targets}: add {name} to the targets in tltune.toml and build it again."
-    if frozenset({"device"}) in only or all("device" in r.kinds for r in rejected):
-        if place.device_type == DLPACK_CPU:
-            return "This is packaged for CUDA only: move the tensors to the GPU (.cuda())."
-        return "This is packaged for the CPU only: move the tensors there (.cpu())."
-    swapped = _swapped(arguments, place, rejected)
-    if swapped is not None:
-        return "Arguments {} and {} are swapped: {} takes {}.".format(*swapped)
-    if frozenset({"dtype"}) in only:
-        return "Convert the tensors to the dtypes above, or add a kernel for theirs to tltune.toml and build it again."
-    if frozenset({"strides"}) in only:
-        return "Pass tensors with the strides above (for a compact kernel: np.ascontiguousarray(x), x.contiguous())."
-    if frozenset({"kind"}) in only:
-        return "Pass scalars as Python numbers and tensors as tensors, in the order above."
-    if frozenset({"factory"}) in only:
-        return "Name factory arguments with values that were packaged."
-    larger = [r.variant for r in rejected if r.kinds == {"shape"} and _pads_to(r.variant, arguments)]
-    if larger:
-        next_larger = _spell_workload(min(larger, key=_volume))
-        return f"Pad to the next larger, {next_larger}, or add the shape to tltune.toml and build the package again."
-    if all(_has_wrong_rank(r.variant, arguments) for r in rejected):
-        return f"Pass tensors of as many dimensions as in {describe_params(rejected[0].variant)}."
-    return "Add the shape to tltune.toml and build the package again."
-
-
-def _swapped(
-    arguments: Sequence[Argument], place: Place, rejected: Sequence[Rejection]
-) -> tuple[int, int, str, str] | None:
-    """Two arguments that fit a variant the other way round, and that variant."""
-    for left, right in itertools.combinations(range(min(len(arguments), _MOST_SWAPPED)), 2):
-        other = list(arguments)
-        other[left], other[right] = other[right], other[left]
-        for rejection in rejected:
-            variant = rejection.variant
-            if rejection.kinds <= {"shape", "dtype", "kind"} and not any(_mismatches(variant, other, place, {})):
-                return left, right, _spell_workload(variant), describe_params(variant)
-    return None
-
-
-def _tensor_pairs(variant: Variant, arguments: Sequence[Argument]) -> list[tuple[Sizes, tuple[int, ...]]]:
-    """The sizes that a variant wants of each tensor, with those of the call's."""
-    pairs = zip(given_params(variant, len(arguments)) or (), arguments, strict=False)
-    return [(p.shape, a.shape) for p, a in pairs if p.shape is not None and a.shape is not None]
-
-
-def _pads_to(variant: Variant, arguments: Sequence[Argument]) -> bool:
-    """Whether every tensor has the variant's rank, and no size above the variant's; symbolic sizes agree."""
-    sizes: dict[str, int] = {}
-    for wanted, found in _tensor_pairs(variant, arguments):
-        if len(wanted) != len(found):
-            return False
-        for want, got in zip(wanted, found, strict=True):
-            if (sizes.setdefault(want, got) != got) if isinstance(want, str) else want < got:
-                return False
-    return True
-
-
-def _has_wrong_rank(variant: Variant, arguments: Sequence[Argument]) -> bool:
-    return any(len(wanted) != len(found) for wanted, found in _tensor_pairs(variant, arguments))
-
-
-def _volume(variant: Variant) -> int:
-    return sum(math.prod(size for size in p.shape if isinstance(size, int)) for p in variant.params if p.shape)
-
-
 @cache
-def _target(text: str) -> Target:
+def target_of(text: str) -> Target:
+    """A target as a manifest names it."""
     return read_target(text, "manifest")
 
 
@@ -395,5 +235,6 @@ def _spell_sizes(sizes: Sequence[int | str]) -> str:
     return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
 
 
-def _spell_workload(variant: Variant) -> str:
+def spell_workload(variant: Variant) -> str:
+    """The variant's workload in a message."""
     return "{" + ", ".join(f"{k}={v!r}" for k, v in sorted(variant.shape.items())) + "}"

@@ -12,9 +12,12 @@ from ..errors import CallError, DispatchError, LoadError, PackageError, did_you_
 from ..manifest import FileDigest, Manifest, Variant, place_of, verify_file
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
-from .device import cuda_capability
-from .dispatch import Place, check_factory_names, describe_params, pick_variant, resolve
+from .choose import pick_variant
+from .device import cuda_capability, cuda_place, require_driver
+from .dispatch import Place, describe_params, resolve
+from .notes import say_once
 from .places import Folders, Home, find_homes, merge_homes, missing_companions, pack_homes, spell_homes, unpack_homes
+from .refusal import check_factory_names
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
 
@@ -235,6 +238,8 @@ class Kernel:
         call = describe(self._where, args, self._strides)
         variant = self._pick(call, factory_args)
         caller = make_caller(self._where, variant, self._module(variant)[_CALL], call, args)
+        if read_target(variant.target).is_cuda and call.device is not None:
+            say_once(self._where, variant, call.device[1], stacklevel=3)
         if len(self._callers) >= _MOST_CALLERS:
             self._callers.clear()
         self._callers[key] = caller
@@ -279,7 +284,7 @@ class Kernel:
             raise CallError(self._where, "no argument is a tensor, so the device is unknown", "Pass a tensor.")
         device_type, device_id = call.device
         if device_type == DLPACK_CUDA and any(read_target(v.target).is_cuda for v in self.variants):
-            return Place(device_type, device_id, capability=cuda_capability(device_id))
+            return cuda_place(device_id)
         place = Place(device_type, device_id)
         if device_type != DLPACK_CPU:
             return place
@@ -304,6 +309,7 @@ class Kernel:
         with _loading:
             module = self._modules.get(path)
             if module is None:
+                require_driver(self._where, variant)
                 module = self._modules[path] = _load_module(path, variant.files[EXECUTABLE])
         return module
 

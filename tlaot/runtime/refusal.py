@@ -1,0 +1,169 @@
+"""The words for when no variant fits a call, or several do: what there is, and what to do."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import CallError, DispatchError, did_you_mean
+from ..manifest import Variant
+from ..target import CPU_LEVELS, DLPACK_CPU
+from .dispatch import (
+    Argument,
+    Place,
+    Rejection,
+    Sizes,
+    describe_call,
+    describe_params,
+    find_mismatches,
+    given_params,
+    spell_workload,
+)
+
+__all__ = ["check_factory_names", "refuse_all", "refuse_ambiguous"]
+
+# Which two of a call's arguments are swapped is looked for among this many; each pair is tried with every variant.
+_MOST_SWAPPED = 8
+
+
+def check_factory_names(where: str, variants: Sequence[Variant], factory_args: Mapping[str, Any]) -> None:
+    """Refuse keywords that name no argument of the factory.
+
+    Raises:
+        CallError: One does not; the message says what to do with a tensor's name.
+    """
+    known = sorted({name for v in variants for name in v.shape})
+    if all(name in known for name in factory_args):
+        return
+    tensors = {p.name for v in variants for p in v.params}
+    for name in factory_args:
+        if name in known:
+            continue
+        if name in tensors:
+            what = f"tensors are positional, got {name} by keyword"
+            remedy = "Tensors and scalars are passed by position; keywords name arguments of the kernel's factory."
+        else:
+            what = f"unknown factory argument {name!r}{did_you_mean(name, known)}"
+            remedy = f"Arguments of the factory: {', '.join(known) or 'none'}."
+        raise CallError(where, what, remedy)
+
+
+def refuse_ambiguous(where: str, choices: Sequence[Variant]) -> CallError:
+    names = sorted({n for v in choices for n in v.shape})
+    differing = [n for n in names if len({repr(v.shape.get(n)) for v in choices}) > 1]
+    listed = "\n".join(
+        "  " + ", ".join(f"{n}={v.shape[n]!r}" if n in v.shape else f"(no {n})" for n in differing) for v in choices
+    )
+    return CallError(
+        where,
+        f"{len(choices)} packaged workloads take these tensors, and differ in {', '.join(differing)}:\n{listed}",
+        f"Say which by keyword, for instance {differing[0]}={choices[0].shape.get(differing[0])!r}.",
+    )
+
+
+def refuse_all(
+    where: str,
+    variants: Sequence[Variant],
+    arguments: Sequence[Argument],
+    place: Place,
+    rejected: Sequence[Rejection],
+) -> DispatchError | CallError:
+    if all(r.kinds & {"count"} for r in rejected) and variants:
+        signatures = sorted({describe_params(v) for v in variants})
+        return CallError(
+            where,
+            f"got {len(arguments)} arguments, and no variant takes so many",
+            f"Outputs may be left out or passed as well: {'; or '.join(signatures[:4])}.",
+        )
+    lines = [
+        f"  {r.variant.target} {spell_workload(r.variant)}: {'; '.join(text for _, text in r.reasons)}"
+        for r in sorted(rejected, key=lambda r: len(r.reasons))
+    ]
+    return DispatchError(
+        where,
+        f"no packaged variant fits {describe_call(arguments, place)}\n" + "\n".join(lines or ["  (none is packaged)"]),
+        _remedy(arguments, place, rejected),
+    )
+
+
+def _remedy(arguments: Sequence[Argument], place: Place, rejected: Sequence[Rejection]) -> str:
+    """The shortest way out: what the variants that come nearest have against the call."""
+    if not rejected:
+        return "Build the package with a target and a shape for this kernel."
+    only = {r.kinds: r for r in reversed(rejected) if len(r.kinds) == 1}
+    targets = ", ".join(sorted({r.variant.target for r in rejected}))
+    if frozenset({"ptx"}) in only:
+        return f"Unset TLAOT_PTX, or add {_name_here(place)} to the targets in tltune.toml and build the package again."
+    if frozenset({"target"}) in only or all("target" in r.kinds for r in rejected):
+        return f"The package was built for {targets}: add {_name_here(place)} to the targets in tltune.toml and build it again."
+    if frozenset({"device"}) in only or all("device" in r.kinds for r in rejected):
+        if place.device_type == DLPACK_CPU:
+            return "This is packaged for CUDA only: move the tensors to the GPU (.cuda())."
+        return "This is packaged for the CPU only: move the tensors there (.cpu())."
+    swapped = _swapped(arguments, place, rejected)
+    if swapped is not None:
+        return "Arguments {} and {} are swapped: {} takes {}.".format(*swapped)
+    if frozenset({"dtype"}) in only:
+        return "Convert the tensors to the dtypes above, or add a kernel for theirs to tltune.toml and build it again."
+    if frozenset({"strides"}) in only:
+        return "Pass tensors with the strides above (for a compact kernel: np.ascontiguousarray(x), x.contiguous())."
+    if frozenset({"kind"}) in only:
+        return "Pass scalars as Python numbers and tensors as tensors, in the order above."
+    if frozenset({"factory"}) in only:
+        return "Name factory arguments with values that were packaged."
+    larger = [r.variant for r in rejected if r.kinds == {"shape"} and _pads_to(r.variant, arguments)]
+    if larger:
+        next_larger = spell_workload(min(larger, key=_volume))
+        return f"Pad to the next larger, {next_larger}, or add the shape to tltune.toml and build the package again."
+    if all(_has_wrong_rank(r.variant, arguments) for r in rejected):
+        return f"Pass tensors of as many dimensions as in {describe_params(rejected[0].variant)}."
+    return "Add the shape to tltune.toml and build the package again."
+
+
+def _name_here(place: Place) -> str:
+    """What a target for this place is called."""
+    if place.cpu_level is not None:
+        return CPU_LEVELS[place.cpu_level - 1]
+    return "cuda:sm_{}{}".format(*place.capability) if place.capability else "one for this device"
+
+
+def _swapped(
+    arguments: Sequence[Argument], place: Place, rejected: Sequence[Rejection]
+) -> tuple[int, int, str, str] | None:
+    """Two arguments that fit a variant the other way round, and that variant."""
+    for left, right in itertools.combinations(range(min(len(arguments), _MOST_SWAPPED)), 2):
+        other = list(arguments)
+        other[left], other[right] = other[right], other[left]
+        for rejection in rejected:
+            variant = rejection.variant
+            if rejection.kinds <= {"shape", "dtype", "kind"} and not any(find_mismatches(variant, other, place, {})):
+                return left, right, spell_workload(variant), describe_params(variant)
+    return None
+
+
+def _tensor_pairs(variant: Variant, arguments: Sequence[Argument]) -> list[tuple[Sizes, tuple[int, ...]]]:
+    """The sizes that a variant wants of each tensor, with those of the call's."""
+    pairs = zip(given_params(variant, len(arguments)) or (), arguments, strict=False)
+    return [(p.shape, a.shape) for p, a in pairs if p.shape is not None and a.shape is not None]
+
+
+def _pads_to(variant: Variant, arguments: Sequence[Argument]) -> bool:
+    """Whether every tensor has the variant's rank, and no size above the variant's; symbolic sizes agree."""
+    sizes: dict[str, int] = {}
+    for wanted, found in _tensor_pairs(variant, arguments):
+        if len(wanted) != len(found):
+            return False
+        for want, got in zip(wanted, found, strict=True):
+            if (sizes.setdefault(want, got) != got) if isinstance(want, str) else want < got:
+                return False
+    return True
+
+
+def _has_wrong_rank(variant: Variant, arguments: Sequence[Argument]) -> bool:
+    return any(len(wanted) != len(found) for wanted, found in _tensor_pairs(variant, arguments))
+
+
+def _volume(variant: Variant) -> int:
+    return sum(math.prod(size for size in p.shape if isinstance(size, int)) for p in variant.params if p.shape)
