@@ -131,14 +131,17 @@ _tlaot() {
         compopt -o filenames 2>/dev/null
         while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -f -- "$cur")
     fi
-    while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -W "$values" -- "$cur")
+    local -a words
+    read -r -a words <<< "$values"
+    for word in "${words[@]}"; do [[ $word == "$cur"* ]] && COMPREPLY+=("$word"); done
+    return 0
 }
 complete -F _tlaot tlaot
 """
 
 
 def _write_bash(levels: list[Level]) -> str:
-    paths = " | ".join(_quote(level.path) for level in levels if level.path)
+    paths = " | ".join(_quote(level.path) for level in levels if level.path) or "''"
     cases = [
         f"        {_quote(level.path)}) commands={_quote(' '.join(level.commands))} "
         f"options={_quote(' '.join(level.options))} arguments={_quote(' '.join(level.arguments))} ;;"
@@ -178,6 +181,7 @@ _tlaot() {
     [[ " $values " == *' FILES '* ]] && _files
     values=("${(@)values:#FILES}")
     (( $#values )) && compadd -- $values
+    return 0
 }
 if [[ "$funcstack[1]" == _tlaot ]]; then _tlaot "$@"; elif (( $+functions[compdef] )); then compdef _tlaot tlaot; fi
 """
@@ -187,7 +191,7 @@ def _write_zsh(levels: list[Level]) -> str:
     def described(items: dict[str, str]) -> str:
         return " ".join(_quote(name.replace(":", "\\:") + (f":{text}" if text else "")) for name, text in items.items())
 
-    paths = " | ".join(_quote(level.path) for level in levels if level.path)
+    paths = " | ".join(_quote(level.path) for level in levels if level.path) or "''"
     cases = [
         f"        {_quote(level.path)}) commands=({described(level.commands)}) "
         f"options=({described(level.options)}) values=({' '.join(map(_quote, level.arguments))}) ;;"
@@ -250,7 +254,9 @@ def _fish_value(taken: tuple[str, ...] | None) -> str:
 
 
 def _fish_words(words: list[str]) -> str:
-    return f" -a {_quote_fish(' '.join(words))}" if words else ""
+    # fish evaluates the list once more.
+    escaped = ("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in words)
+    return f" -a {_quote_fish(' '.join(escaped))}" if words else ""
 
 
 def _quote_fish(text: str) -> str:
