@@ -32,10 +32,19 @@ from typing import Any, NoReturn
 
 from ..errors import BuildError, SpecError, did_you_mean
 from .files import write_atomically
-from .lock import Entry, Key, Lock, digest_entry
+from .lock import LOCK_NAME, Entry, Key, Lock, digest_entry
 from .lock_entry import ENTRY_FIELDS, entry_from_json, entry_to_json
 
-__all__ = ["LOCK_VERSION", "dump_lock", "parse_lock", "parse_sides", "read_lock", "update_lock"]
+__all__ = [
+    "LOCK_VERSION",
+    "dump_lock",
+    "parse_lock",
+    "parse_sides",
+    "read_lock",
+    "read_text",
+    "replace_lock",
+    "update_lock",
+]
 
 LOCK_VERSION = 1
 
@@ -48,7 +57,7 @@ def read_lock(path: Path) -> Lock:
     Raises:
         SpecError: The file cannot be read, is malformed or of a newer version, or was left with a merge's conflict in it.
     """
-    return parse_lock(_read(path), path.name)
+    return parse_lock(read_text(path), path.name)
 
 
 def parse_lock(text: str, name: str) -> Lock:
@@ -120,19 +129,34 @@ def update_lock(path: Path, change: Callable[[Lock], Lock], must_write: bool = F
         SpecError: The lock that is there cannot be read.
         BuildError: It cannot be written.
     """
+    with _writing(path) as path:
+        if must_write:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        old = parse_lock(read_text(path), path.name)
+        new = change(old)
+        if new != old:
+            write_atomically(path, dump_lock(new).encode())
+        return new != old
+
+
+def replace_lock(path: Path, lock: Lock) -> None:
+    """Write a lock in place of whatever is there.
+
+    Raises:
+        BuildError: It cannot be written.
+    """
+    with _writing(path) as path:
+        write_atomically(path, dump_lock(lock).encode())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """The file itself, which ``path`` may be a link to, while nobody else updates it."""
     path = path.resolve()
     try:
         with _held(path.parent):
-            if must_write:
-                with tempfile.TemporaryFile(dir=path.parent):
-                    pass
-            old = parse_lock(_read(path), path.name)
-            new = change(old)
-            if new == old:
-                return False
-            changed = dump_lock(new)
-            write_atomically(path, changed.encode())
-            return True
+            yield path
     except OSError as error:
         raise BuildError(
             str(path),
@@ -147,14 +171,15 @@ def _held(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        for torn in folder.glob(".tltune.lock.*"):  # write_atomically's, of a process that was killed
+        for torn in folder.glob(f".{LOCK_NAME}.*"):  # write_atomically's, of a process that was killed
             torn.unlink(missing_ok=True)
         yield
     finally:
         os.close(handle)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a lock; none where there is no file."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from typing import Any
 from ..target import Target
 from .nvml import driver_version
 
-__all__ = ["Gpu", "Machine", "inspect_machine"]
+__all__ = ["Gpu", "Machine", "find_distributions", "inspect_machine"]
 
 # CUdevice_attribute of cuda.h
 _MULTIPROCESSOR_COUNT = 16
@@ -87,9 +87,13 @@ class Machine:
 
 def inspect_machine(search_path: Sequence[str], environ: Mapping[str, str]) -> Machine:
     """Look at the machine; takes some tens of ms, more where a CUDA driver has to wake up."""
+    return Machine(_cpu_name(), len(os.sched_getaffinity(0)), _gpus(search_path, environ), find_distributions())
+
+
+def find_distributions() -> dict[str, str]:
+    """Versions of the installed distributions that a build may need."""
     names = ("apache-tvm", "tilelang", "apache-tvm-ffi", "torch", "numpy")
-    found = {name: version for name in names if (version := _version(name)) is not None}
-    return Machine(_cpu_name(), len(os.sched_getaffinity(0)), _gpus(search_path, environ), found)
+    return {name: version for name in names if (version := _version(name)) is not None}
 
 
 def _version(distribution: str) -> str | None:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["hold_project", "work_folder"]
+__all__ = ["find_source_root", "hold_project", "work_folder"]
 
 # Locks that this process holds. They are kept until it ends: what a build wrote is read again when the wheel is zipped.
 _held: dict[Path, int] = {}
@@ -49,3 +49,9 @@ def hold_project(project: Path, say: Callable[[str], None]) -> None:
         shutil.rmtree(left, ignore_errors=True)
     for torn in folder.glob("records/**/.*"):  # write_atomically's
         torn.unlink(missing_ok=True)
+
+
+def find_source_root(project: Path, package: str) -> Path:
+    """The folder that the author's modules are imported from: the project's, or its ``src`` where that has the package."""
+    inside = Path(*package.split("."))
+    return project / "src" if (project / "src" / inside).is_dir() and not (project / inside).is_dir() else project

@@ -81,7 +81,8 @@ def _say_known(work: Work, known: Known, site: Site) -> None:
         source = LOCK_NAME if path in known.locked else "the record of an earlier build"
         told = [f"{source} holds, {Candidate(work.workloads[path], 0, entry.ships).settings}"]
         if doubts:
-            told += [*doubts, "TLAOT_TUNE=force on a quiet machine tunes again"]
+            again = "tlaot tune --force" if path in known.locked else "TLAOT_TUNE=force"
+            told += [*doubts, f"{again} on a quiet machine tunes again"]
         say = site.journal.say if doubts or path in known.recorded else site.journal.write
         say(f"tlaot: {work.workloads[path].label}: {'; '.join(told)}")
     if site.lock.entries or site.settings.lock == "update":

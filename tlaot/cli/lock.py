@@ -1,0 +1,238 @@
+"""``tlaot lock``: look into ``tltune.lock``, hold it against the spec, merge the locks of several machines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SpecError, TlaotError
+from .spelling import columns, counted, spell_items, spell_table
+from .tune import add_spec_options, locate_spec, read_shape
+
+if TYPE_CHECKING:
+    from ..tune.lock import Entry, Lock
+
+__all__ = ["add"]
+
+
+_DESCRIPTION = """\
+Looks after tltune.lock, in which tuning keeps its evidence; "tlaot tune" writes it.
+"""
+_EXAMPLES = """\
+examples:
+  tlaot lock show
+  tlaot lock check                              exit status 1 where something is stale or missing
+  tlaot lock merge h200.lock a100.lock -o tltune.lock
+  tlaot lock remove --kernel matmul --target cuda:sm_90a
+"""
+_MERGE = """\
+Unites locks by entries, also the two sides of one with the conflict markers of a merge. Of two entries that differ, the one that fits
+the present spec and sources is taken, then the one that is trusted; where both are as good, --prefer decides.
+"""
+_MERGE_EXAMPLES = """\
+examples:
+  tlaot lock merge h200.lock a100.lock -o tltune.lock
+  tlaot lock merge tltune.lock                  with the conflict markers of git in it
+  tlaot lock merge ours.lock theirs.lock --base old.lock --prefer ours.lock -o tltune.lock
+
+as git's merge driver:
+  git config merge.tltune.driver "tlaot lock merge --base %O %A %B -o %A"
+  echo "tltune.lock merge=tltune" >> .gitattributes
+"""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the parser's."""
+    parser = commands.add_parser(
+        "lock", help="show, check, merge or prune tltune.lock", description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    actions = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_show(actions)
+    _add_check(actions)
+    _add_merge(actions)
+    _add_remove(actions)
+
+
+def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    show = actions.add_parser("show", help="list the workloads, their winners, times and devices")
+    show.add_argument("lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"))
+    show.add_argument("--json", action="store_true", help="print the list as JSON")
+    _add_selection(show)
+    show.set_defaults(run=_show)
+
+
+def _add_check(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = actions.add_parser(
+        "check",
+        help="say what the spec or the sources have made stale; exit 1 where something is",
+        description="Hold tltune.lock against the spec and the sources: what holds, what is stale and why, what is missing. Nothing "
+        "is compiled or measured. Exit status 1 where anything but 'holds' is found.",
+    )
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_spec_options(check)
+    check.set_defaults(run=_check)
+
+
+def _add_merge(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    merge = actions.add_parser(
+        "merge",
+        help="unite locks by entries; also one with the conflict markers of a merge",
+        description=_MERGE,
+        epilog=_MERGE_EXAMPLES,
+    )
+    merge.add_argument("locks", metavar="LOCK", type=Path, nargs="+")
+    merge.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("tltune.lock"))
+    merge.add_argument("--base", metavar="LOCK", type=Path, help="the lock that the others were made from")
+    merge.add_argument(
+        "--prefer",
+        metavar="LOCK",
+        help="whose entries are taken where nothing else decides; of a conflict: ours or theirs",
+    )
+    add_spec_options(merge)
+    merge.set_defaults(run=_merge)
+
+
+def _add_remove(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    remove = actions.add_parser("remove", help="remove entries, so that they are tuned again")
+    remove.add_argument("lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"))
+    _add_selection(remove)
+    remove.set_defaults(run=_remove)
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kernel", metavar="NAME", help="only entries of this kernel")
+    parser.add_argument("--target", metavar="TARGET", help="only entries of this target")
+    parser.add_argument(
+        "--shape", metavar="M=1024,...", type=read_shape, help="only workloads that have these arguments"
+    )
+
+
+def _show(options: argparse.Namespace) -> int:
+    from ..tune.lock_entry import entry_to_json
+
+    lock = _read(options.lock)
+    entries = _selected(lock, options)
+    if options.json:
+        bodies = [{**entry_to_json(entry), "edited": entry.key in lock.edited} for entry in entries]
+        print(json.dumps(bodies, indent=1, sort_keys=True))
+        return 0
+    header = ("kernel", "target", "shape", "ships", "ms", "spread", "reference ms", "tried", "measured on")
+    rows = [_row(entry, entry.key in lock.edited) for entry in entries]
+    for line in spell_table(header, rows, ("ms", "spread", "reference ms", "tried"), columns()):
+        print(line)
+    print(f"{counted(len(entries), 'workload')} in {options.lock}")
+    return 0
+
+
+def _row(entry: Entry, edited: bool) -> tuple[str, ...]:
+    place = (entry.kernel, entry.target, spell_items(entry.shape), spell_items(entry.ships) or "{}")
+    if entry.tuned_as is not None:
+        return (*place, "", "", "", "", f"not measured: tuned as {entry.tuned_as}")
+    tried = entry.tried(entry.ships)
+    timing = None if tried is None else tried.timing
+    device = str(entry.device.get("name", ""))
+    if "sm_count" in entry.device:
+        device += f", {entry.device['sm_count']} SMs"
+    doubts = ["" if entry.trusted else "times not to be trusted", "edited by hand" if edited else ""]
+    return (
+        *place,
+        "" if timing is None else f"{timing.latency:.4g}",
+        "" if timing is None else f"{timing.spread:.1%}",
+        "" if entry.reference is None else f"{entry.reference.latency:.4g}",
+        str(len(entry.candidates)),
+        "; ".join(filter(None, [device, *doubts])),
+    )
+
+
+def _check(options: argparse.Namespace) -> int:
+    from ..tune.lock_file import read_lock
+    from ..tune.spec_file import read_spec
+    from ..tune.survey import survey
+
+    path, source_root = locate_spec(options)
+    findings = survey(read_spec(path), source_root, read_lock(path.with_name("tltune.lock")))
+    bad = [finding for finding in findings if finding.state not in ("holds", "unknown")]
+    if options.json:
+        bodies = [{"workload": f.label, "state": f.state, "reason": f.reason} for f in findings]
+        print(json.dumps(bodies, indent=1, sort_keys=True))
+        return 1 if bad else 0
+    rows = [(finding.state, finding.label, finding.reason) for finding in findings if finding.state != "holds"]
+    for line in spell_table(("state", "workload", "why"), rows, (), columns()):
+        print(line)
+    holds = sum(finding.state == "holds" for finding in findings)
+    print(f"tltune.lock holds for {counted(holds, 'workload')}" + (f", not for {len(bad)}: tlaot tune" if bad else ""))
+    return 1 if bad else 0
+
+
+def _merge(options: argparse.Namespace) -> int:
+    from ..tune.lock_file import parse_sides, read_lock, read_text, replace_lock
+    from ..tune.merge import merge_locks
+
+    for path in options.locks:
+        if not path.is_file():
+            raise SpecError(str(path), "there is no such lock", "Name locks that exist.")
+    sides = [side for path in options.locks for side in parse_sides(read_text(path), str(path))]
+    names = [name for name, _ in sides]
+    if options.prefer is not None and options.prefer not in names:
+        raise SpecError(
+            "--prefer", f"is none of the locks, got {options.prefer!r}", f"Write one of: {', '.join(names)}."
+        )
+    base = None if options.base is None else read_lock(options.base)
+    merged = merge_locks(sides, _fits(options), options.prefer, base)
+    for note in merged.notes:
+        print(note)
+    replace_lock(options.output, merged.lock)
+    print(f"{options.output}: {counted(len(merged.lock.entries), 'workload')} from {', '.join(names)}")
+    return 0
+
+
+def _fits(options: argparse.Namespace) -> Callable[[Entry], bool] | None:
+    """Whether an entry fits the spec, where there is one."""
+    from ..tune.spec_file import read_spec
+    from ..tune.survey import fits_present
+
+    try:
+        path, source_root = locate_spec(options)
+        return fits_present(read_spec(path), source_root)
+    except TlaotError as error:
+        if options.spec is not None:
+            raise
+        print(f"tlaot: merged without a look at the spec: {error.where}: {error.what}", file=sys.stderr)
+        return None
+
+
+def _remove(options: argparse.Namespace) -> int:
+    from ..tune.lock_file import update_lock
+
+    if not (options.kernel or options.target or options.shape):
+        raise SpecError("tlaot lock remove", "names nothing", "Say what with --kernel, --target or --shape.")
+    gone = _selected(_read(options.lock), options)
+    if not gone:
+        raise SpecError(str(options.lock), "has no such entry", f"tlaot lock show {options.lock} lists what there is.")
+    update_lock(options.lock, lambda lock: lock.without(entry.key for entry in gone))
+    for entry in gone:
+        print(f"removed {entry.label}")
+    return 0
+
+
+def _selected(lock: Lock, options: argparse.Namespace) -> list[Entry]:
+    wanted = options.shape or {}
+    return [
+        entry
+        for entry in lock.ordered()
+        if options.kernel in (None, entry.kernel)
+        and options.target in (None, entry.target)
+        and all(name in entry.shape and entry.shape[name] == value for name, value in wanted.items())
+    ]
+
+
+def _read(path: Path) -> Lock:
+    from ..tune.lock_file import read_lock
+
+    if not path.is_file():
+        raise SpecError(str(path), "there is no such lock", "tlaot tune writes it; or name one.")
+    return read_lock(path)
