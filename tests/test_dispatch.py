@@ -10,7 +10,7 @@ import pytest
 from fixtures_runtime import scalar, tensor, variant
 
 from tlaot.errors import CallError, DispatchError
-from tlaot.manifest import Param, Variant
+from tlaot.manifest import Param, Variant, digest_of
 from tlaot.runtime.choose import find_notes, pick_variant
 from tlaot.runtime.dispatch import Argument, Place, resolve
 from tlaot.target import DLPACK_CPU, DLPACK_CUDA
@@ -172,6 +172,25 @@ def test_ambiguity_lists_the_names_to_pass() -> None:
     assert pick(choices, of((4, 8), (8, 4)), causal=False, M=4) is choices[0]
     with pytest.raises(DispatchError, match="causal is True, asked for 1"):
         pick(choices[1:], of((4, 8), (8, 4)), causal=1)
+
+
+def test_workloads_that_share_a_binary_leave_no_choice() -> None:
+    """Where the code does not depend on the arguments that differ, nobody is asked for them; the faster target still wins."""
+    one, other = digest_of(b"one"), digest_of(b"other")
+    choices = [dataclasses.replace(gemm("m", 4, 8, tile=t), files={"executable.so": one}) for t in (1, 2)]
+    assert pick(choices, of((4, 8), (8, 4))) in choices
+    assert pick(choices, of((4, 8), (8, 4)), tile=2) is choices[1]
+    better = [
+        dataclasses.replace(gemm("m", 4, 8, "llvm:x86-64-v4", tile=t), files={"executable.so": other}) for t in (1, 2)
+    ]
+    avx512 = Place(DLPACK_CPU, cpu_level=4)
+    assert pick([*choices, *better], of((4, 8), (8, 4)), avx512) in better
+    assert pick([*choices, *better], of((4, 8), (8, 4))) in choices
+    differing = [choices[0], dataclasses.replace(choices[1], files={"executable.so": other})]
+    with pytest.raises(CallError, match="differ in tile"):
+        pick(differing, of((4, 8), (8, 4)))
+    with pytest.raises(CallError, match="differ in tile"):
+        pick([choices[0], dataclasses.replace(choices[1], out_idx=())], of((4, 8), (8, 4), (4, 4)))
 
 
 @pytest.mark.parametrize(

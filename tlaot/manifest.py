@@ -19,6 +19,7 @@ from typing import Any
 from .errors import PackageError
 
 __all__ = [
+    "EXECUTABLE",
     "FORMAT_VERSION",
     "VARIANT_NAME",
     "FileDigest",
@@ -39,9 +40,11 @@ __all__ = [
 FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 VARIANT_NAME = "variant.json"
+EXECUTABLE = "executable.so"
 FOLDER = "_tlaot"
 
 _REBUILD = "Reinstall the package; if you built it, build it again."
+_RESEAL = f"{_REBUILD} If it was changed on purpose (strip, patchelf...), accept that with: tlaot seal PATH"
 
 
 @dataclass(frozen=True)
@@ -253,7 +256,7 @@ def verify_file(path: Path, expected: FileDigest) -> None:
             str(path),
             f"the file is not the one that was packaged: {found.size} bytes with SHA-256 {found.sha256[:12]}..., "
             f"the manifest says {expected.size} bytes with {expected.sha256[:12]}...",
-            _REBUILD,
+            _RESEAL,
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..elf import device_image, is_elf
 from ..errors import PackageError, TlaotError
-from ..manifest import digest_of, place_of
+from ..manifest import EXECUTABLE, digest_of, place_of
 from .rows import Row, label_of
 from .spelling import counted
 
@@ -16,7 +16,6 @@ __all__ = ["CODE", "extract_code"]
 
 CODE = ("cubin", "ptx", "source")
 
-_EXECUTABLE = "executable.so"
 _SOURCES = ("device_kernel.cu", "host_kernel.c")
 
 
@@ -60,7 +59,7 @@ def _code_of(row: Row, what: str) -> dict[str, bytes]:
     if not row.target.startswith("cuda:"):
         return {}
     try:
-        image = device_image(_read(row, _EXECUTABLE), label_of(row))
+        image = device_image(_read(row, EXECUTABLE), label_of(row))
     except TlaotError as error:
         raise PackageError(error.where, error.what, "Get the package again.") from None
     if image is None or is_elf(image) != (what == "cubin"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..manifest import Variant
+from ..manifest import EXECUTABLE, Variant
 from .dispatch import Argument, Place, resolve, spell_workload, symbolic_sizes, target_of
 from .refusal import check_factory_names, refuse_all, refuse_ambiguous
 
@@ -37,9 +37,11 @@ def pick_variant(
     by_workload: dict[str, list[Variant]] = {}
     for variant in exact:
         by_workload.setdefault(spell_workload(variant), []).append(variant)
-    if len(by_workload) > 1:
+    best = [max(group, key=lambda v: _merit(v, place)) for group in by_workload.values()]
+    # Workloads that share a binary leave no choice: what is run is the same.
+    if len({(v.target, v.out_idx, v.files.get(EXECUTABLE, v.path)) for v in best}) > 1:
         raise refuse_ambiguous(where, [group[0] for group in by_workload.values()])
-    return max(exact, key=lambda v: _merit(v, place))
+    return max(best, key=lambda v: _merit(v, place))
 
 
 def _merit(variant: Variant, place: Place) -> tuple[Any, ...]:
