@@ -116,9 +116,8 @@ class Package:
         for name, kernel in self.manifest.kernels.items():
             variants = []
             for variant in kernel.variants:
-                own = {
-                    file: digest_of(files[f"{variant.path}/{file}"]) for file in variant.files if file != "variant.json"
-                }
+                places = {file: variant.stored.get(file, f"{variant.path}/{file}") for file in variant.files}
+                own = {file: digest_of(files[place]) for file, place in places.items() if file != "variant.json"}
                 entry = variant_dumps(name, dataclasses.replace(variant, files=own)).encode()
                 files[f"{variant.path}/variant.json"] = entry
                 variants.append(dataclasses.replace(variant, files={**own, "variant.json": digest_of(entry)}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 import stat
 import tempfile
@@ -22,8 +24,8 @@ from ..manifest import (
     place_of,
     variant_dumps,
 )
-from ..packaged import Found, find_packaged, open_wheel
-from .archive import read_record, record_line
+from ..packaged import Found, find_packaged, open_wheel, read_member
+from .archive import read_record, read_wheel, record_line
 from .audit import audit_found, audit_wheel
 from .finding import Finding, show_findings
 from .subject import Demands
@@ -37,7 +39,7 @@ class Sealed:
 
     Attributes:
         label: The package's manifest, or the wheel.
-        changed: Files that are not what was packaged, spelled out.
+        changed: Files that were not what was packaged, spelled out.
         written: Files that were written, relative to the folder or to the wheel.
     """
 
@@ -54,7 +56,7 @@ def seal(path: Path, load: bool = True) -> list[Sealed]:
         load: Load each binary in a fresh process before it is accepted.
 
     Returns:
-        What was done, one a package. Nothing is written where nothing was changed.
+        What was done: one for a wheel, one a package in a folder. Nothing is written where nothing was changed.
 
     Raises:
         PackageError: Something other than digests is wrong; nothing has been written.
@@ -63,9 +65,12 @@ def seal(path: Path, load: bool = True) -> list[Sealed]:
     plans = [(one, *_plan(one)) for one in found]
     for one, contents, _ in plans:
         _refuse(one.label, audit_found(_with_contents(one, contents), Demands(), load).findings)
-    if path.is_file():
-        return _seal_wheel(path, plans)
-    return [_seal_folder(one, contents, changed) for one, contents, changed in plans]
+    try:
+        if path.is_file():
+            return _seal_wheel(path, plans)
+        return [_seal_folder(one, contents, changed) for one, contents, changed in plans]
+    except OSError as error:
+        raise PackageError(str(path), f"cannot be written ({error.strerror})", "Run it as its owner.") from None
 
 
 def _refuse(label: str, findings: tuple[Finding, ...] | list[Finding]) -> None:
@@ -160,22 +165,34 @@ def _renew_record(path: Path, touched: list[Path]) -> bool:
 def _seal_wheel(path: Path, plans: list[tuple[Found, dict[str, bytes], tuple[str, ...]]]) -> list[Sealed]:
     contents = {one.inside + name: data for one, new, _ in plans for name, data in new.items()}
     with open_wheel(path) as archive:
-        (record,) = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
-        rows = read_record(archive.read(record))
-        names = [info.filename for info in archive.infolist() if not info.is_dir()]
-        new = {
-            name: rows.get(name, ("", "")) if name == record else record_line(contents.get(name) or archive.read(name))
-            for name in names
-        }
+        record, rows = _record_of(path, archive)
+        names = [info.filename for info in archive.infolist() if not info.is_dir() and info.filename != record]
+        right = {name: record_line(contents.get(name) or read_member(archive, name)) for name in names}
+        new = {name: right.get(name, line) for name, line in rows.items() if name in right or name == record}
+        new.update((name, line) for name, line in right.items() if name not in new)
         if new != rows:
             contents[record] = _dump_record(new)
         if contents:
             _rewrite(path, archive, contents)
-    written = tuple(contents)
-    return [
-        Sealed(one.label, changed, tuple(n for n in written if n.startswith(one.inside) or n == record))
-        for one, _, changed in plans
+    ours = tuple(one.inside for one, _, _ in plans)
+    beside = [
+        f"{name}: is not what RECORD said"
+        for name in names
+        if not name.startswith(ours) and rows.get(name) != right[name]
     ]
+    beside += [f"{name}: is in RECORD no more" for name in rows if name not in new]
+    changed = [line for _, _, lines in plans for line in lines]
+    return [Sealed(str(path), (*changed, *beside), tuple(contents))]
+
+
+def _record_of(path: Path, archive: zipfile.ZipFile) -> tuple[str, dict[str, tuple[str, str]]]:
+    record = f"{read_wheel(path, archive).info}RECORD"
+    try:
+        return record, read_record(read_member(archive, record))
+    except PackageError:
+        raise
+    except ValueError as error:
+        raise PackageError(f"{path}:{record}", f"is not a RECORD ({error})", "Pack the wheel again.") from None
 
 
 def _rewrite(path: Path, archive: zipfile.ZipFile, contents: Mapping[str, bytes]) -> None:
@@ -185,7 +202,7 @@ def _rewrite(path: Path, archive: zipfile.ZipFile, contents: Mapping[str, bytes]
     try:
         with zipfile.ZipFile(made, "w") as out:
             for info in archive.infolist():
-                member = replace_info(info)
+                member = _header_of(info)
                 out.writestr(member, contents[info.filename] if info.filename in contents else archive.read(info))
         _refuse(str(path), [finding for audited in audit_wheel(made, load=False) for finding in audited.findings])
         made.chmod(stat.S_IMODE(path.stat().st_mode))
@@ -197,7 +214,7 @@ def _rewrite(path: Path, archive: zipfile.ZipFile, contents: Mapping[str, bytes]
         folder.rmdir()
 
 
-def replace_info(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
+def _header_of(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
     """A new member's header with the name, time, mode and packing of another's."""
     made = zipfile.ZipInfo(info.filename, info.date_time)
     made.external_attr, made.create_system, made.compress_type = (
@@ -209,9 +226,6 @@ def replace_info(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
 
 
 def _dump_record(rows: Mapping[str, tuple[str, str]]) -> bytes:
-    import csv
-    import io
-
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows((name, *row) for name, row in rows.items())
     return text.getvalue().encode()

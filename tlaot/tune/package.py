@@ -227,7 +227,7 @@ def read_packed(folder: Path) -> Packed:
                 str(path),
                 f"the file is not the one that was packed: {found.size} bytes with SHA-256 {found.sha256[:12]}..., "
                 f"{VARIANT_NAME} says {expected.size} bytes with {expected.sha256[:12]}...",
-                _AGAIN,
+                f"{_AGAIN} If it was changed on purpose in a package, accept that with: tlaot seal PATH",
             )
     if EXECUTABLE not in contents:
         raise PackageError(str(folder / VARIANT_NAME), f"lists no {EXECUTABLE}", _AGAIN)
