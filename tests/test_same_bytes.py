@@ -1,6 +1,6 @@
 """Same input, same bytes: wheels of one project that different people build in different places are equal.
 
-No build but the first tunes or has a measuring child: the others have its evidence.
+No build but the first tunes: it writes tltune.lock, from which the others build, frozen.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def place() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def build(builder: Builder, place: Path, evidence: Path | None = None, epoch: str | None = EPOCH) -> tuple[Path, str]:
+def build(builder: Builder, place: Path, lock: Path | None = None, epoch: str | None = EPOCH) -> tuple[Path, str]:
     """Build the wheel through the hook, as pip would call it; it, and what was said."""
     top = place / builder.folder.partition("/")[0]
     project = copy_project("flat_plugin", place / builder.folder)
-    if evidence is not None:
-        take_evidence(evidence, project)
+    if lock is not None:
+        shutil.copy(lock, project / "tltune.lock")
     (top / "out").mkdir()
     (top / "tmp").mkdir()
     for path in [top, *top.rglob("*")]:
@@ -98,6 +98,7 @@ def build(builder: Builder, place: Path, evidence: Path | None = None, epoch: st
         if builder.user:
             os.chown(path, builder.user, builder.user)
     environ = {**clean_environ(), "HOME": str(top), "TMPDIR": str(top / "tmp"), **builder.environ}
+    environ["TLAOT_LOCK"] = "update" if lock is None else "frozen"
     environ |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     environ |= {} if epoch is None else {"SOURCE_DATE_EPOCH": epoch}
     done = subprocess.run(
@@ -114,17 +115,12 @@ def build(builder: Builder, place: Path, evidence: Path | None = None, epoch: st
     return wheel, done.stdout
 
 
-def take_evidence(source: Path, project: Path) -> None:
-    """What the first build measured, less what it compiled."""
-    shutil.copytree(source / "build" / "tlaot" / "records", project / "build" / "tlaot" / "records")
-
-
 @pytest.fixture(scope="module")
 def first(place: Path) -> tuple[Path, Path]:
-    """The author's project and wheel; this one tuned."""
+    """The author's lock and wheel; this build tuned."""
     wheel, said = build(AUTHOR, place)
     assert "2 workloads" in said
-    return place / AUTHOR.folder, wheel
+    return place / AUTHOR.folder / "tltune.lock", wheel
 
 
 @pytest.mark.parametrize("name", OTHERS)
