@@ -194,7 +194,7 @@ def test_a_manifest_that_lies(package: Path, tmp_path: Path) -> None:
     change(package, floor={"cuda": "soon"})
     script = "say(attempt(kernels.k, cuda(8), cuda(8)))"
     _, said = drive(PRELUDE + script, package, log=tmp_path / "log", devices="9.0:148")
-    assert said[0][0] == "PackageError" and "asks for CUDA 'soon' for cuda:sm_90a, which is no version" in said[0][1]
+    assert said[0][0] == "PackageError" and "floor of cuda for cuda:sm_90a is no version, got 'soon'" in said[0][1]
     change(package, floor={"cuda": "11.0"}, tuned={"sm_count": "many", "device": 7})
     more = {"devices": "12.0:188", "version": "12080", "jit_log": "PTX .version 9.0 does not match current version 8.7"}
     _, said = drive(PRELUDE + script, package, fail="cuKernelGetFunction:222", log=tmp_path / "log", **more)

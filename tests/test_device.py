@@ -18,7 +18,8 @@ import pytest
 import tlaot
 from fixtures_runtime import tensor, variant
 from tlaot.manifest import Kernel, Manifest
-from tlaot.runtime.device import CudaDevice, cuda_capability, cuda_device, cuda_place, cuda_version, require_driver
+from tlaot.runtime.device import CudaDevice, cuda_capability, cuda_device, cuda_place, cuda_version
+from tlaot.runtime.floors import require_floors
 from tlaot.runtime.load import open_manifest
 
 class OnCuda:
@@ -117,22 +118,48 @@ params = [tensor("X", 4, dtype="float16"), tensor("Y", 4, dtype="float16", writt
 def needs(floor, target="cuda:sm_100a"):
     return variant("k", params, [1], {}, target, floor=floor)
 for floor in ({}, {"glibc": "2.17"}, {"cuda": "12.0"}, {"cuda": "12.8", "toolkit": "12.9"}):
-    require_driver("p.k", needs(floor))
+    require_floors("p.k", needs(floor))
 with pytest.raises(tlaot.LoadError) as caught:
-    require_driver("p.k", needs({"cuda": "13.0", "toolkit": "13.2"}))
+    require_floors("p.k", needs({"cuda": "13.0", "toolkit": "13.2"}))
 assert str(caught.value) == (
     "p.k: the code for cuda:sm_100a, made with CUDA 13.2, needs a driver that offers CUDA 13.0; the driver here offers CUDA 12.8\\n"
     "Update the NVIDIA driver (nvidia-smi shows its CUDA version), or build the package with CUDA 12.x."
 )
 with pytest.raises(tlaot.LoadError, match="the PTX for cuda:compute_80 needs a driver that offers CUDA 12.10; .* CUDA 12.8"):
-    require_driver("p.k", needs({"cuda": "12.10"}, "cuda:compute_80"))
+    require_floors("p.k", needs({"cuda": "12.10"}, "cuda:compute_80"))
 for lie in ("13", "new", "13.0.1", "", 13.0, ["13", "0"]):
-    with pytest.raises(tlaot.PackageError, match=re.escape(f"asks for CUDA {lie!r} for cuda:sm_100a, which is no version")):
-        require_driver("p.k", needs({"cuda": lie}))
-require_driver("p.k", needs({"glibc": "2.17", "cuda": "99.0"}, "llvm:x86-64"))
+    with pytest.raises(tlaot.PackageError, match=re.escape(f"floor of cuda for cuda:sm_100a is no version, got {lie!r}")):
+        require_floors("p.k", needs({"cuda": lie}))
+    with pytest.raises(tlaot.PackageError, match="floor of glibc for llvm:x86-64 is no version"):
+        require_floors("p.k", needs({"glibc": lie}, "llvm:x86-64"))
+require_floors("p.k", needs({"glibc": "2.17", "cuda": "99.0"}, "llvm:x86-64"))
 """,
         driver,
         LIBCUDA_VERSION="12080",
+    )
+
+
+def test_an_old_c_library_is_refused_with_both_versions(driver: Path) -> None:
+    """On the CPU too; another C library than glibc is the dynamic linker's affair."""
+    run(
+        """
+params = [tensor("X", 4), tensor("Y", 4, written=True)]
+def needs(glibc):
+    return variant("k", params, [1], {}, floor={"glibc": glibc})
+for said in ("glibc 2.28", "glibc 2.28.9000"):
+    os.confstr = lambda name: said
+    require_floors("p.k", needs("2.17"))
+    require_floors("p.k", needs("2.28"))
+    with pytest.raises(tlaot.LoadError) as caught:
+        require_floors("p.k", needs("2.34"))
+    assert str(caught.value).startswith("p.k: the binary for llvm:x86-64 needs glibc 2.34; the system here has 2.28\\nUse a newer")
+def musl(name):
+    raise ValueError("unrecognized configuration name")
+for confstr in (musl, lambda name: None, lambda name: "", lambda name: "other 1.2"):
+    os.confstr = confstr
+    require_floors("p.k", needs("2.34"))
+""",
+        driver,
     )
 
 
@@ -167,8 +194,8 @@ def test_without_a_driver(tmp_path: Path) -> None:
 with pytest.raises(tlaot.LoadError, match="cuda:0: the CUDA driver cannot be loaded"):
     cuda_capability(0)
 with pytest.raises(tlaot.LoadError, match="cuda: the CUDA driver cannot be loaded"):
-    require_driver("p.k", variant("k", [], [], {}, "cuda:sm_80", floor={"cuda": "12.0"}))
-require_driver("p.k", variant("k", [], [], {}, floor={"glibc": "2.17"}))
+    require_floors("p.k", variant("k", [], [], {}, "cuda:sm_80", floor={"cuda": "12.0"}))
+require_floors("p.k", variant("k", [], [], {}, floor={"glibc": "2.17"}))
 """,
         tmp_path,
     )

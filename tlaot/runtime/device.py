@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from ..errors import LoadError, PackageError, SpecError
-from ..manifest import Variant
-from ..target import DLPACK_CUDA, read_target
+from ..errors import LoadError, SpecError
+from ..target import DLPACK_CUDA
 from .dispatch import Place
 
-__all__ = ["CudaDevice", "cuda_capability", "cuda_device", "cuda_place", "cuda_version", "require_driver"]
+__all__ = ["CudaDevice", "cuda_capability", "cuda_device", "cuda_place", "cuda_version"]
 
 # cuda.h, CUdevice_attribute.
 _MULTIPROCESSOR_COUNT = 16
@@ -97,40 +96,6 @@ def cuda_version() -> tuple[int, int]:
     value = ctypes.c_int()
     _check(driver, driver.cuDriverGetVersion(ctypes.byref(value)), "cuda")
     return value.value // 1000, value.value % 1000 // 10
-
-
-def require_driver(where: str, variant: Variant) -> None:
-    """Refuse a CUDA variant whose device code this machine's driver is too old for; before its file is loaded.
-
-    Args:
-        where: The kernel, for errors.
-        variant: The variant; its ``floor`` says what it needs.
-
-    Raises:
-        LoadError: The driver is too old, or there is none; the message names both versions.
-        PackageError: The floor in the manifest is no version.
-    """
-    needed = variant.floor.get("cuda")
-    target = read_target(variant.target, "manifest")
-    if needed is None or not target.is_cuda:
-        return
-    try:
-        major, minor = map(int, needed.split("."))
-    except (AttributeError, ValueError):
-        raise PackageError(
-            where, f"the manifest asks for CUDA {needed!r} for {variant.target}, which is no version", "Reinstall it."
-        ) from None
-    offered = cuda_version()
-    if offered >= (major, minor):
-        return
-    toolkit = variant.floor.get("toolkit")
-    made = f", made with CUDA {toolkit}," if toolkit else ""
-    raise LoadError(
-        where,
-        f"the {'PTX' if target.is_virtual else 'code'} for {variant.target}{made} needs a driver that offers CUDA {needed}; "
-        f"the driver here offers CUDA {offered[0]}.{offered[1]}",
-        f"Update the NVIDIA driver (nvidia-smi shows its CUDA version), or build the package with CUDA {offered[0]}.x.",
-    )
 
 
 def _open_driver(where: str) -> ctypes.CDLL:

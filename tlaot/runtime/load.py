@@ -13,8 +13,9 @@ from ..manifest import FileDigest, Manifest, Variant, place_of, verify_file
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
 from .choose import pick_variant
-from .device import cuda_capability, cuda_place, require_driver
+from .device import cuda_capability, cuda_place
 from .dispatch import Place, describe_params, resolve
+from .floors import require_floors
 from .notes import say_once
 from .places import Folders, Home, find_homes, merge_homes, missing_companions, pack_homes, spell_homes, unpack_homes
 from .refusal import check_factory_names
@@ -309,7 +310,7 @@ class Kernel:
         with _loading:
             module = self._modules.get(path)
             if module is None:
-                require_driver(self._where, variant)
+                require_floors(self._where, variant)
                 module = self._modules[path] = _load_module(path, variant.files[EXECUTABLE])
         return module
 
