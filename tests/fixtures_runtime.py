@@ -27,9 +27,13 @@ def scalar(name: str, dtype: str = "float32") -> Param:
 FLOAT32 = 2 * 256 + 32
 
 
-def compile_kernel(count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1, dtype: int = 0) -> bytes:
+def compile_kernel(
+    count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1, dtype: int = 0, spin: int = 0
+) -> bytes:
     """Bytes of an ``executable.so`` for a number of parameters, of which a mask says the outputs."""
     defines = {"COUNT": count, "OUT_MASK": out_mask, "LEVEL": level, "LABEL": label, "ALIGN": align, "DTYPE": dtype}
+    if spin:
+        defines["SPIN"] = spin
     return compile_source("elementwise.c", **defines)
 
 

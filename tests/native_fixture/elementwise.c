@@ -25,6 +25,10 @@
 #ifndef ALIGN
 #define ALIGN 1
 #endif
+/* So many steps of a loop that does nothing, at each call: for a kernel that is slower than another one. */
+#ifndef SPIN
+#define SPIN 0
+#endif
 /* The only dtype taken, as code * 256 + bits; 0 takes all. */
 #ifndef DTYPE
 #define DTYPE 0
@@ -82,6 +86,8 @@ __attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, cons
     if (!compact(tensors[i])) return fail("ValueError", "is not compact", i);
     if ((uintptr_t)data_of(tensors[i]) % ALIGN) return fail("ValueError", "is not aligned", i);
     if (!(OUT_MASK >> i & 1) && first_in == NULL) first_in = tensors[i];
+  }
+  for (volatile int step = 0; step < SPIN; ++step) {
   }
   for (int o = 0; o < num_args; ++o) {
     if (!(OUT_MASK >> o & 1)) continue;

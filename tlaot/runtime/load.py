@@ -14,10 +14,21 @@ from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
 from .call import Caller, Described, ProbeTable, describe, make_caller
 from .choose import pick_variant
 from .device import cuda_capability, cuda_place
-from .dispatch import Place, describe_params, resolve
+from .dispatch import Argument, Place, describe_params, resolve
 from .floors import require_floors
 from .notes import say_once
-from .places import Folders, Home, find_homes, merge_homes, missing_companions, pack_homes, spell_homes, unpack_homes
+from .overlay import Overlay, read_overlay, replace_variant
+from .places import (
+    Folders,
+    Home,
+    find_homes,
+    merge_homes,
+    missing_companions,
+    name_companions,
+    pack_homes,
+    spell_homes,
+    unpack_homes,
+)
 from .refusal import check_factory_names
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
@@ -77,7 +88,7 @@ def load(package: str, path: Folders | None = None) -> Kernels:
         if not building:
             raise
         return Kernels(package, [])
-    return Kernels(package, homes)
+    return Kernels(package, homes, read_overlay(package, homes))
 
 
 def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
@@ -86,7 +97,8 @@ def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
 
 
 def _reopen(package: str, homes: Iterable[Any], name: str | None = None) -> Any:
-    kernels = Kernels(package, unpack_homes(homes))
+    found = unpack_homes(homes)
+    kernels = Kernels(package, found, read_overlay(package, found))
     return kernels if name is None else kernels[name]
 
 
@@ -104,11 +116,12 @@ def load_function(path: Path, expected: FileDigest) -> Callable[..., Any]:
 class Kernels:
     """The kernels of one package, by attribute or by item: ``kernels.matmul``, ``kernels["matmul"]``."""
 
-    def __init__(self, package: str, homes: Sequence[Home]) -> None:
+    def __init__(self, package: str, homes: Sequence[Home], overlay: Overlay | None = None) -> None:
         self._package = package
+        self._overlay = overlay
         self._homes = tuple(homes)
         self._kernels = {
-            name: Kernel(f"{package}.{name}", name, located, homes=self._homes)
+            name: Kernel(f"{package}.{name}", name, located, self._homes, overlay)
             for name, located in merge_homes(homes).items()
         }
         # As plain attributes: __getattr__ costs half a microsecond a call.
@@ -144,8 +157,12 @@ class Kernels:
         return sorted({*super().__dir__(), *self._kernels})
 
     def __repr__(self) -> str:
-        more = spell_homes(self._homes)
-        return f"<tlaot.Kernels of {self._package}: {', '.join(self._kernels) or 'none'}{f'; also from {more}' if more else ''}>"
+        shown = [f"<tlaot.Kernels of {self._package}: {', '.join(self._kernels) or 'none'}"]
+        if more := spell_homes(self._homes):
+            shown.append(f"also from {more}")
+        if self._overlay is not None:
+            shown.append(f"overlay {self._overlay.path}")
+        return f"{'; '.join(shown)}>"
 
     def _unknown(self, name: str) -> str:
         if str(name).startswith("__"):
@@ -162,10 +179,16 @@ class Kernel:
         name: Its name.
         located: Its variants, each with the folder that its path is relative to.
         homes: All places of the package's kernels.
+        overlay: What was found to be the fastest on this machine; None for nothing.
     """
 
     def __init__(
-        self, where: str, name: str, located: Iterable[tuple[Variant, Path]], homes: tuple[Home, ...] = ()
+        self,
+        where: str,
+        name: str,
+        located: Iterable[tuple[Variant, Path]],
+        homes: tuple[Home, ...] = (),
+        overlay: Overlay | None = None,
     ) -> None:
         located = tuple(located)
         variants = tuple(variant for variant, _ in located)
@@ -173,6 +196,7 @@ class Kernel:
         self.variants = variants
         self._where = where
         self._homes = homes
+        self._overlay = overlay
         self._folders = {id(variant): folder for variant, folder in located}
         self._modules: dict[Path, Any] = {}
         self._strides = any(p.strides is not None for v in variants for p in v.params)
@@ -226,6 +250,31 @@ class Kernel:
         """The variant that a call with these arguments runs; raises what the call would."""
         return self._pick(describe(self._where, args, self._strides), factory_args)
 
+    def weigh(
+        self, arguments: Sequence[Argument], device: tuple[int, int], factory_args: Mapping[str, Any]
+    ) -> tuple[Place, Variant, list[Variant]]:
+        """Where a call runs, the variant that it runs whatever an overlay says, and all that could run it.
+
+        Args:
+            arguments: The call's arguments.
+            device: DLPack type and ordinal of the tensors' device.
+            factory_args: Arguments of the factory that the caller names.
+
+        Raises:
+            CallError, DispatchError, LoadError: As a call does.
+        """
+        place = self._place(Described(tuple(arguments), device, None, None, 0), factory_args)
+        chosen = pick_variant(self._where, self.variants, arguments, place, factory_args)
+        return place, chosen, resolve(self.variants, arguments, place, factory_args)[0]
+
+    def binary_of(self, variant: Variant) -> Path:
+        """Where the binary of one of the variants lies.
+
+        Raises:
+            PackageError: The manifest names none, or one outside of the package.
+        """
+        return self._folders[id(variant)] / place_of(variant, EXECUTABLE)
+
     def __repr__(self) -> str:
         targets = ", ".join(sorted({v.target for v in self.variants}))
         signature = describe_params(self.variants[0]) if self.variants else "()"
@@ -251,33 +300,21 @@ class Kernel:
             factory_args = {}  # whatever they are: the companion that knows them is not installed
         place = self._place(call, factory_args)
         try:
-            return pick_variant(self._where, self.variants, call.arguments, place, factory_args)
+            chosen = pick_variant(self._where, self.variants, call.arguments, place, factory_args)
         except DispatchError as error:
             raise self._name_companions(error, place) from None
+        if self._overlay is None:
+            return chosen
+        return replace_variant(self._overlay, self.name, self.variants, chosen, call.arguments, place, factory_args)
 
     def _name_companions(self, error: DispatchError, place: Place) -> DispatchError:
-        """Have a refusal say which companion to install, where one has kernels for the device."""
-        missing = missing_companions(self._homes)
-        if place.device_type != DLPACK_CUDA or not missing:
+        if place.device_type != DLPACK_CUDA or not missing_companions(self._homes):
             return error
         try:
             capability = cuda_capability(place.device_id)
         except LoadError:
             return error
-
-        def runs(target: str) -> bool:
-            parsed = read_target(target, "manifest")
-            return parsed.is_cuda and parsed.runs_on(capability)
-
-        fitting = {name: list(filter(runs, targets)) for name, targets in missing.items()}
-        fitting = {name: targets for name, targets in fitting.items() if targets}
-        if not fitting:
-            return error
-        targets = ", ".join(sorted({target for found in fitting.values() for target in found}))
-        remedy = f"Kernels for {targets} are in a companion that is not installed: pip install {' '.join(fitting)}"
-        if any(runs(variant.target) for variant in self.variants):
-            remedy = f"{error.remedy}\n{remedy}"
-        return DispatchError(error.where, error.what, remedy)
+        return name_companions(error, self._homes, self.variants, capability)
 
     def _place(self, call: Described, factory_args: Mapping[str, Any]) -> Place:
         if call.device is None:
@@ -302,8 +339,7 @@ class Kernel:
         return level
 
     def _module(self, variant: Variant) -> Any:
-        folder = self._folders[id(variant)]
-        path = folder / place_of(variant, EXECUTABLE)
+        path = self.binary_of(variant)
         module = self._modules.get(path)
         if module is not None:
             return module

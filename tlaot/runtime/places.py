@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import LoadError, PackageError
+from ..errors import DispatchError, LoadError, PackageError
 from ..manifest import FOLDER, MANIFEST_NAME, Manifest, Variant, loads
+from ..target import read_target
 from .companions import GROUP, Companion, find_companions, normal_name, version_of
 from .locate import archive_of, explain_absence, package_folders
 
@@ -225,6 +226,34 @@ def _nothing(
     listed = ", ".join(map(str, named)) or "not set"
     looked = [f"no installed distribution has an entry point {package} in the group {GROUP}", f"{origin}: {listed}"]
     return PackageError(f"package {package}", "\n  ".join([what, *looked]), remedy)
+
+
+def name_companions(
+    error: DispatchError, homes: Iterable[Home], variants: Iterable[Variant], capability: tuple[int, int]
+) -> DispatchError:
+    """Have a refusal say which companion to install, where one that is missing has code for the device.
+
+    Args:
+        error: The refusal.
+        homes: Where kernels were found.
+        variants: The kernel's variants, none of which fits the call.
+        capability: The CUDA device's.
+    """
+
+    def runs(target: str) -> bool:
+        parsed = read_target(target, "manifest")
+        return parsed.is_cuda and parsed.runs_on(capability)
+
+    fitting = {
+        name: found for name, targets in missing_companions(homes).items() if (found := [*filter(runs, targets)])
+    }
+    if not fitting:
+        return error
+    targets = ", ".join(sorted({target for found in fitting.values() for target in found}))
+    remedy = f"Kernels for {targets} are in a companion that is not installed: pip install {' '.join(fitting)}"
+    if any(runs(variant.target) for variant in variants):
+        remedy = f"{error.remedy}\n{remedy}"
+    return DispatchError(error.where, error.what, remedy)
 
 
 def spell_homes(homes: Sequence[Home]) -> str:

@@ -162,6 +162,8 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
             "variant": _variant_property(workload.target),
             "asked": dict(built.asked),
             "checked": workload.kernel.check,
+            # Of random inputs, for whoever times it again without the author's sources.
+            **({"supply": dict(workload.kernel.supply)} if workload.kernel.supply else {}),
             **({"trusted": False, "notes": list(winner.doubts)} if winner.doubts else {}),
         },
         floor=find_floors(contents[EXECUTABLE], workload.target, built.compiler, workload.label),

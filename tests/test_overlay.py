@@ -1,0 +1,391 @@
+"""Overlays: what ``tlaot retune`` writes, when the loader honours it, and that nothing in a file stops a program."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures_runtime import compile_kernel, scalar, tensor, variant, write_package
+
+import tlaot
+from tlaot.cli import main
+from tlaot.manifest import Param, Variant
+from tlaot.runtime import overlay as overlay_module
+from tlaot.runtime.overlay import cpu_name, overlay_path
+
+np = pytest.importorskip("numpy")
+
+V1, V2 = "llvm:x86-64", "llvm:x86-64-v2"
+SLOW = 400_000  # steps of a loop: half a millisecond or more
+
+
+def params(*shape: int | str, dtype: str = "float32") -> list[Param]:
+    return [tensor("A", *shape, dtype=dtype), tensor("B", *shape, dtype=dtype), tensor("C", *shape, written=True)]
+
+
+def build(
+    target: str, label: int = 0, spin: int = 0, shape: Sequence[int | str] = (4, 8), **workload: Any
+) -> tuple[Variant, bytes]:
+    """A kernel that gives a + b + label, on any processor that has level 2."""
+    one = variant("add", params(*shape), [2], workload or {"N": 8}, target)
+    return one, compile_kernel(3, 0b100, level=2, label=label, spin=spin)
+
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Writes an importable package; the user's configuration folder is below ``tmp_path``."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("TLAOT_OVERLAY", "TLAOT_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(overlay_module, "_said", set())
+
+    def write(name: str, *built: tuple[Variant, bytes], kernel: str = "add") -> Path:
+        write_package(tmp_path / "site", name, {kernel: built})
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        return tmp_path / "config" / "tlaot" / "overlays" / f"{name}.json"
+
+    return write
+
+
+def call(kernel: Any, *shape: int) -> float:
+    a, b = np.full(shape or (4, 8), 2, "f4"), np.full(shape or (4, 8), 3, "f4")
+    return float(kernel(a, b).flat[0])
+
+
+def choice(target: str, *inputs: str, shape: Any = None, workload: Any = None) -> dict[str, Any]:
+    return {
+        "kernel": "add",
+        "workload": workload or {"N": 8},
+        "arguments": list(inputs) or ["float32[4, 8]"] * 2,
+        "target": target,
+        "shape": shape or {"N": 8},
+        "times": [],
+    }
+
+
+def save(path: Path, package: str, *choices: Any, device: str | None = None, kernels: str | None = None) -> None:
+    """An overlay as retune would have made it of the package as it is."""
+    if kernels is None:
+        kernels = overlay_module.digest_homes(tlaot.load(package)._homes)
+    section = {"kernels": kernels, "tlaot": "0", "choices": list(choices)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"version": 1, "package": package, "devices": {device or cpu_name(): section}}))
+
+
+def test_a_call_runs_what_the_overlay_chooses(make: Make) -> None:
+    """Whether outputs are passed or not, in copies and pickles; another call is left alone; repr names the file."""
+    path = make("ov_used", build(V1, 1), build(V2, 2), build(V1, 3, shape=(5, 8), N=9), build(V2, 4, shape=(5, 8), N=9))
+    assert call(tlaot.load("ov_used").add) == 7
+    save(path, "ov_used", choice(V1))
+    kernels = tlaot.load("ov_used")
+    assert f"overlay {path}" in repr(kernels)
+    for made in (kernels, copy.deepcopy(kernels), pickle.loads(pickle.dumps(kernels))):
+        assert call(made.add) == 6
+        assert call(made.add, 5, 8) == 9, "nothing was said of this workload"
+    a, c = np.zeros((4, 8), "f4"), np.empty((4, 8), "f4")
+    kernels.add(a, a, c)
+    assert c[0, 0] == 1
+    assert kernels.add.resolve(a, a).target == V1
+    assert call(pickle.loads(pickle.dumps(kernels.add))) == 6
+
+
+def test_a_symbolic_variant_for_one_size(make: Make) -> None:
+    """A size that retune was asked for takes one variant, all others dispatch's."""
+    path = make("ov_sym", build(V1, 1, shape=("n", 8), K=8), build(V2, 2, shape=("n", 8), K=8))
+    save(path, "ov_sym", choice(V1, "float32[300, 8]", "float32[300, 8]", shape={"K": 8}, workload={"K": 8}))
+    kernel = tlaot.load("ov_sym").add
+    assert (call(kernel, 300, 8), call(kernel, 301, 8)) == (6, 7)
+
+
+def test_an_exact_workload_may_take_a_symbolic_variant(make: Make) -> None:
+    path = make("ov_mix", build(V1, 1, shape=(4, 8), M=4, K=8), build(V1, 2, shape=("m", 8), K=8))
+    assert call(tlaot.load("ov_mix").add) == 6
+    save(path, "ov_mix", choice(V1, shape={"K": 8}, workload={"M": 4, "K": 8}))
+    assert call(tlaot.load("ov_mix").add) == 7
+
+
+def test_an_overlay_never_hides_what_dispatch_refuses(make: Make) -> None:
+    """Two workloads that take the same tensors stay ambiguous, and a choice that does not fit the call is none."""
+    path = make("ov_amb", build(V1, 1, N=8, flag=0), build(V1, 2, N=8, flag=1))
+    save(path, "ov_amb", choice(V1, shape={"N": 8, "flag": 1}, workload={"N": 8, "flag": 0}))
+    kernel = tlaot.load("ov_amb").add
+    with pytest.raises(tlaot.CallError, match="differ in flag"):
+        call(kernel)
+    a = np.zeros((4, 8), "f4")
+    assert kernel(a, a, flag=0)[0, 0] == 1, "the caller names the other workload"
+    path = make("ov_unfit", build(V1, 1), build(V2, 2, shape=(5, 8), N=9))
+    save(path, "ov_unfit", choice(V2, shape={"N": 9}), choice("cuda:sm_90a", shape={"N": 8}))
+    assert call(tlaot.load("ov_unfit").add) == 6
+
+
+def test_another_device_or_other_kernels(make: Make) -> None:
+    """A section of another device model is nothing; one of other kernels is said once."""
+    path = make("ov_other", build(V1, 1), build(V2, 2))
+    save(path, "ov_other", choice(V1), device="Another CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call(tlaot.load("ov_other").add) == 7
+    save(path, "ov_other", choice(V1), kernels="0" * 64)
+    with pytest.warns(RuntimeWarning, match=rf"{path}: was made for other kernels"):
+        assert call(tlaot.load("ov_other").add) == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call(tlaot.load("ov_other").add) == 7, "it was said twice"
+
+
+DAMAGE = {
+    "empty": "",
+    "cut": '{"version": 1, "pack',
+    "list": "[]",
+    "binary": b"\xff\xfe\x00",
+    "deep": "[" * 100_000,
+    "newer": '{"version": 2, "package": "ov_torn", "devices": {}}',
+    "foreign": '{"version": 1, "package": "else", "devices": {}}',
+    "devices": '{"version": 1, "package": "ov_torn", "devices": []}',
+    "section": {"devices": 7},
+    "choices": {"kernels": "K", "choices": 7},
+    "choice": {"kernels": "K", "choices": [{"kernel": "add"}]},
+    "types": {"kernels": "K", "choices": [{**choice(V1), "kernel": ["add"]}]},
+    "arguments": {"kernels": "K", "choices": [{**choice(V1), "arguments": [[1]]}]},
+    "workload": {"kernels": "K", "choices": [{**choice(V1), "workload": 7}]},
+    "text": "text",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_damaged_overlay_is_said_once_and_ignored(
+    make: Make, what: str, strict: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever is in it; where warnings are errors, too."""
+    path = make("ov_torn", build(V1, 1), build(V2, 2))
+    content: Any = DAMAGE[what]
+    if isinstance(content, dict):
+        kernels = overlay_module.digest_homes(tlaot.load("ov_torn")._homes)
+        section = {**content, **({"kernels": kernels} if content.get("kernels") == "K" else {})}
+        content = json.dumps({"version": 1, "package": "ov_torn", "devices": {cpu_name(): section}})
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("error" if strict else "always")
+        assert call(tlaot.load("ov_torn").add) == 7
+        assert call(tlaot.load("ov_torn").add) == 7
+    said = capsys.readouterr().err.splitlines() if strict else [str(one.message) for one in seen]
+    assert len(said) == 1
+    assert str(path) in said[0]
+
+
+def test_what_is_no_file(make: Make) -> None:
+    """A folder, a pipe, a device, a link to nowhere, a folder that nobody may read: none keeps a program waiting."""
+    path = make("ov_nofile", build(V1, 1))
+    path.parent.mkdir(parents=True)
+    for place in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
+        place()
+        overlay_module._said.clear()
+        with pytest.warns(RuntimeWarning, match="cannot be used"):
+            assert call(tlaot.load("ov_nofile").add) == 6
+        path.rmdir() if path.is_dir() else path.unlink()
+    path.symlink_to("nowhere")
+    assert tlaot.load("ov_nofile")._overlay is None
+
+
+def test_where_an_overlay_is(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable's file, or its folder's; off; the configuration folder; none without a home."""
+    assert overlay_path("a.b", {"HOME": "/home/u"}) == Path("/home/u/.config/tlaot/overlays/a.b.json")
+    assert overlay_path("p", {"HOME": "/home/u", "XDG_CONFIG_HOME": "/c"}) == Path("/c/tlaot/overlays/p.json")
+    assert overlay_path("p", {"HOME": "/home/u", "XDG_CONFIG_HOME": "c"}) == Path(
+        "/home/u/.config/tlaot/overlays/p.json"
+    )
+    assert overlay_path("p", {"HOME": "/home/u", "TLAOT_OVERLAY": ""}) == Path("/home/u/.config/tlaot/overlays/p.json")
+    assert overlay_path("p", {"TLAOT_OVERLAY": "off"}) is None
+    assert overlay_path("p", {"TLAOT_OVERLAY": "/x/y.json"}) == Path("/x/y.json")
+    assert overlay_path("p", {"TLAOT_OVERLAY": str(tmp_path)}) == tmp_path / "p.json"
+    path = make("ov_where", build(V1, 1), build(V2, 2))
+    save(path, "ov_where", choice(V1))
+    monkeypatch.setenv("TLAOT_OVERLAY", "off")
+    assert call(tlaot.load("ov_where").add) == 7
+    monkeypatch.setenv("TLAOT_OVERLAY", str(path))
+    assert call(tlaot.load("ov_where").add) == 6
+    make("ov_stranger", build(V1, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call(tlaot.load("ov_stranger").add) == 6, "one file for a process of several packages"
+
+
+# tlaot retune
+
+
+def retune(*arguments: str) -> int:
+    """The command, on a machine that may be busy: tests depend on no quiet."""
+    return main(["retune", *arguments, "--device", "cpu", "--busy", "--seconds", "0.2"])
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that use the processor are not waited for."""
+    from tlaot.tune import retune as module
+
+    real = module.Profile
+    monkeypatch.setattr(module, "Profile", lambda **given: real(**{**given, "quiet_timeout": 0.0}))
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_finds_the_fastest_and_calls_run_it(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """The higher level is a hundred times slower here; the other workload has one variant alone."""
+    slow, fast = build(V2, spin=SLOW), build(V1)
+    path = make("rt_fast", slow, fast, build(V1, shape=(5, 8), N=9))
+    assert tlaot.load("rt_fast").add.resolve(*[np.zeros((4, 8), "f4")] * 2).target == V2
+    assert retune("rt_fast") == 0
+    out = capsys.readouterr()
+    assert f"written to {path}" in out.err
+    rows = out.out.splitlines()
+    assert rows[1].split()[-2:] == ["dispatch's", "own"]
+    assert rows[2].split()[-1] == "taken"
+    assert "add (N=9): not timed: one variant alone runs it here" in out.out
+    kernels = tlaot.load("rt_fast")
+    assert kernels.add.resolve(*[np.zeros((4, 8), "f4")] * 2).target == V1
+    assert call(kernels.add) == 5
+    saved = json.loads(path.read_text())["devices"][cpu_name()]["choices"]
+    assert [one["target"] for one in saved] == [V1]
+    latencies = {one["target"]: one["latency"] for one in saved[0]["times"]}
+    assert latencies[V1] < latencies[V2]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_maps_a_new_shape(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """A size of a symbolic variant that was not packaged; what is there for other workloads and devices stays."""
+    path = make(
+        "rt_new",
+        build(V2, spin=SLOW, shape=("n", 8), K=8),
+        build(V1, shape=("n", 8), K=8),
+        build(V1, 3, shape=(4, 8), M=4),
+    )
+    save(path, "rt_new", choice(V1, workload={"M": 4}, shape={"M": 4}))
+    body = json.loads(path.read_text())
+    body["devices"]["Another"] = {"kernels": "x", "choices": []}
+    path.write_text(json.dumps(body))
+    assert retune("rt_new", "--shape", "n=300", "--kernel", "add") == 0
+    kernel = tlaot.load("rt_new").add
+    assert kernel.resolve(*[np.zeros((300, 8), "f4")] * 2).target == V1
+    assert kernel.resolve(*[np.zeros((301, 8), "f4")] * 2).target == V2
+    devices = json.loads(path.read_text())["devices"]
+    assert devices["Another"] == {"kernels": "x", "choices": []}
+    assert len(devices[cpu_name()]["choices"]) == 2
+    capsys.readouterr()
+    for arguments, why in (
+        (("--shape", "m=1"), "Sizes and scalars that are open: n"),
+        (("--shape", "n=3,K=9"), "no variant for this device takes"),
+        (("--kernel", "sub"), "the package has no kernel 'sub'"),
+    ):
+        assert retune("rt_new", *arguments) == 2
+        assert why in capsys.readouterr().err
+    assert retune("rt_new") == 0
+    assert "the size n is open: give it with --shape n=..." in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_takes_no_variant_that_differs(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """What gives something else than the variant that was checked at build time is no choice, however fast."""
+    path = make("rt_wrong", build(V2, spin=SLOW), build(V1, label=1))
+    assert retune("rt_wrong") == 0
+    assert "failed" in capsys.readouterr().out
+    (saved,) = json.loads(path.read_text())["devices"][cpu_name()]["choices"]
+    assert saved["target"] == V2
+    assert "differ from the reference" in saved["times"][1]["failed"]
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_invents_no_indices(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Integers that may index something are the user's to give; so are scalars."""
+    one, binary = build(V1)
+    ints = [tensor("A", 4, 8), tensor("I", 4, 8, dtype="int32"), tensor("C", 4, 8, written=True)]
+    two = variant("add", ints, [2], {"N": 8}, V2)
+    make("rt_index", (dataclasses.replace(one, params=tuple(ints)), binary), (two, binary))
+    assert retune("rt_index", "--json") == 0
+    assert "the input I holds int32" in json.loads(capsys.readouterr().out)[0]["skipped"]
+    with_scalar = [tensor("A", 4, 8), scalar("s"), tensor("C", 4, 8, written=True)]
+    built = [(variant("add", with_scalar, [2], {"N": 8}, t), compile_kernel(3, 0b100, level=2)) for t in (V1, V2)]
+    make("rt_scalar", *built)
+    assert retune("rt_scalar") == 0
+    assert "the scalar s has no value: give it with --shape s=..." in capsys.readouterr().out
+    assert retune("rt_scalar", "--shape", "s=2.5") == 0
+    assert "taken" in capsys.readouterr().out
+    (tmp_path / "site" / "rt_inputs.py").write_text(
+        "import numpy\ndef make(N): return numpy.ones((4, N), 'f4'), numpy.zeros((4, N), 'i4')\n"
+    )
+    os.environ["XDG_CONFIG_HOME"], old = str(tmp_path / "other"), os.environ["XDG_CONFIG_HOME"]
+    try:
+        assert retune("rt_index", "--inputs", "rt_inputs:make") == 0
+    finally:
+        os.environ["XDG_CONFIG_HOME"] = old
+    assert "not timed" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_writes_nothing_when_told_so(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--dry-run; -o names the file; without a place for it it says so before it measures."""
+    path = make("rt_dry", build(V2), build(V1))
+    assert retune("rt_dry", "--dry-run") == 0
+    assert not path.exists()
+    assert retune("rt_dry", "-o", str(tmp_path / "new" / "o.json")) == 0
+    assert (tmp_path / "new" / "o.json").is_file()
+    assert not path.exists()
+    monkeypatch.setenv("TLAOT_OVERLAY", "off")
+    assert retune("rt_dry") == 2
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TLAOT_OVERLAY", str(tmp_path / "file" / "below.json"))
+    assert retune("rt_dry") == 2
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_replaces_a_damaged_overlay_and_keeps_a_link(make: Make, tmp_path: Path) -> None:
+    path = make("rt_torn", build(V2), build(V1))
+    path.parent.mkdir(parents=True)
+    (tmp_path / "dotfiles.json").write_text("{")
+    path.symlink_to(tmp_path / "dotfiles.json")
+    assert retune("rt_torn") == 0
+    assert path.is_symlink()
+    assert json.loads((tmp_path / "dotfiles.json").read_text())["package"] == "rt_torn"
+    assert tlaot.load("rt_torn")._overlay is not None
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "a temporary file is left"
+
+
+@pytest.mark.usefixtures("at_once")
+def test_times_that_are_not_trusted_are_not_used(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the user says so: what others did on the device may have made the difference."""
+    from tlaot.tune import retune as module
+
+    path = make("rt_busy", build(V2, spin=SLOW), build(V1))
+    real = module.decide
+    monkeypatch.setattr(
+        module, "decide", lambda *a, **k: dataclasses.replace(real(*a, **k), trusted=False, notes=("others",))
+    )
+    arguments = ["retune", "rt_busy", "--device", "cpu", "--seconds", "0.2"]
+    assert main(arguments) == 0
+    assert json.loads(path.read_text())["devices"][cpu_name()]["choices"][0]["target"] == V2
+    assert main([*arguments, "--busy"]) == 0
+    assert json.loads(path.read_text())["devices"][cpu_name()]["choices"][0]["target"] == V1
+
+
+def test_reading_an_overlay_imports_nothing_that_tunes(make: Make, tmp_path: Path) -> None:
+    path = make("ov_import", build(V1, 1), build(V2, 2))
+    save(path, "ov_import", choice(V1))
+    code = (
+        "import sys, numpy as np, tlaot; a = np.zeros((4, 8), 'f4'); k = tlaot.load('ov_import').add; "
+        "assert k(a, a)[0, 0] == 1; assert not [name for name in sys.modules if name.startswith('tlaot.tune')]"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
