@@ -8,8 +8,6 @@ from typing import Any
 
 __all__ = ["counted", "spell_bytes", "spell_items", "spell_table"]
 
-# A column is not made narrower than this, however narrow the terminal is.
-_NARROWEST = 12
 _GAP = "  "
 
 
@@ -43,18 +41,19 @@ def spell_table(
         header: Heading of each column.
         rows: Cells, one a column.
         right: Headings of the columns that are set flush right, as numbers are.
-        width: Columns of the terminal: the widest cells are broken into several lines to fit; None breaks none.
+        width: Columns of the terminal: the widest cells are broken between words into several lines, to fit; None breaks none.
     """
     if not rows:
         return []
     cells = [list(header), *map(list, rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     broken = [i for i, name in enumerate(header) if name not in right]
+    words = [max(len(word) for row in cells for word in (row[i].split() or [""])) for i in range(len(header))]
     while width is not None and sum(widths) + len(_GAP) * (len(widths) - 1) > width:
-        widest = max(broken, key=lambda i: widths[i], default=-1)
-        if widest < 0 or widths[widest] <= _NARROWEST:
+        narrower = [i for i in broken if widths[i] > words[i]]
+        if not narrower:
             break
-        widths[widest] -= 1
+        widths[max(narrower, key=lambda i: widths[i])] -= 1
     lines = []
     for row in cells:
         parts = [
