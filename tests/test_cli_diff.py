@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import locks
 import pytest
 from fixtures_runtime import tensor, variant, write_package
 
 from tlaot.cli import main
 from tlaot.manifest import Variant
+from tlaot.tune.lock_file import dump_lock
 
 H200 = {"device": "NVIDIA H200", "sm_count": 132}
 Row = tuple[str, str, int, float | None, Mapping[str, Any]]
@@ -190,3 +192,38 @@ def test_shapes_are_compared_as_values(tmp_path: Path) -> None:
     one = dataclasses.replace(made("k", "llvm", 8, 1.0)[1], shape={"M": 64, "N": 1})
     for shape, status in (({"N": 1, "M": 64}, 0), ({"M": "64", "N": 1}, 1), ({"M": 64, "N": True}, 1)):
         assert diff(tmp_path, [("k", one)], [("k", dataclasses.replace(one, shape=shape))]) == status
+
+
+def test_locks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what ships; a stand-in was never measured; sizes are none of a lock's."""
+    old, new = tmp_path / "old.lock", tmp_path / "tltune.lock"
+    derived = locks.entry(64, target="cuda:sm_100a", tuned_as="cuda:sm_90a", candidates=(), winner={}, device={})
+    old.write_text(dump_lock(locks.lock(locks.entry(64), locks.entry(128), derived)))
+    slower = locks.entry(64, candidates=locks.tried((0.25, 0.15, None)))
+    new.write_text(dump_lock(locks.lock(slower, locks.entry(256), derived)))
+    assert main(["diff", str(old), str(new), "--json", "--max-slowdown", "1.1"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [row["shape"] for row in (*found["lost"], *found["gained"])] == [{"N": 128}, {"N": 256}]
+    assert (found["old_bytes"], found["new_bytes"]) == (None, None)
+    assert {(w["target"], w["ratio"], w["too_slow"], w["not_compared"]) for w in found["workloads"]} == {
+        ("cuda:sm_90a", 1.2, True, None),
+        ("cuda:sm_100a", None, False, "was never measured"),
+    }
+    assert main(["diff", str(old), str(old)]) == 0
+
+
+def test_a_lock_and_the_package_built_from_it(tmp_path: Path) -> None:
+    lock = tmp_path / "tltune.lock"
+    lock.write_text(dump_lock(locks.lock(locks.entry(64), locks.entry(128))))
+    full = [made("add", "cuda:sm_90a", n, 0.125, config={"block": 128}) for n in (64, 128)]
+    assert main(["diff", str(lock), str(package(tmp_path / "a", full))]) == 0
+    assert main(["diff", str(lock), str(package(tmp_path / "b", full[:1]))]) == 1
+
+
+def test_a_lock_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = tmp_path / "good.lock"
+    good.write_text(dump_lock(locks.lock(locks.entry(64))))
+    (tmp_path / "bad.lock").write_text("<<<<<<< HEAD\n{}\n")
+    for name, says in (("bad.lock", "has the conflict markers of a merge"), ("none.lock", "there is no such file")):
+        assert main(["diff", str(good), str(tmp_path / name)]) == 2
+        assert says in capsys.readouterr().err

@@ -13,12 +13,14 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import locks
 import pytest
 from fixtures_audit import binary_of, make_cubin
 from fixtures_runtime import tensor, variant, with_files, write_package
 
 from tlaot.cli import main
 from tlaot.manifest import Kernel, Manifest, digest_of, dumps
+from tlaot.tune.lock_file import dump_lock
 
 H200 = {"device": "NVIDIA H200", "sm_count": 132}
 TILELANG = {"name": "tilelang", "version": "0.1.15", "device-compiler": "nvcc 13.0"}
@@ -309,3 +311,32 @@ def test_a_shared_binary_is_counted_once(tmp_path: Path, capsys: pytest.CaptureF
     shown = capsys.readouterr().out
     assert "installed, 1 with a binary that another one has; packaged" in shown
     assert textwrap.dedent(shown).count("binary of another variant") == 1
+
+
+def test_a_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tltune.lock"
+    doubtful = locks.entry(128, trusted=False, notes=("busy",), checked=False)
+    derived = locks.entry(64, target="cuda:sm_100a", tuned_as="cuda:sm_90a", candidates=(), winner={}, device={})
+    path.write_text(dump_lock(locks.lock(locks.entry(64), doubtful, derived)))
+    assert main(["inspect", str(path)]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        line.split()
+        for line in """\
+3 entries of 1 kernel for cuda:sm_100a, cuda:sm_90a
+
+add
+target        shape      time  vs first  vs reference  config     note
+cuda:sm_100a  N=64          -                          block=128  not measured
+cuda:sm_90a   N=64   0.125 ms     2.00x         4.00x  block=128
+cuda:sm_90a   N=128  0.125 ms     2.00x         4.00x  block=128  times not to be trusted: busy; results NOT checked (check = false)
+
+target        variants  tuned on                              made by
+cuda:sm_100a         1  stand-in: the configs of cuda:sm_90a  cc gcc 12.2.0, cuda 13.0, nvrtc 13.0, tilelang 0.1.15
+cuda:sm_90a          2  NVIDIA H200 (132 SMs)                 cc gcc 12.2.0, cuda 13.0, nvrtc 13.0, tilelang 0.1.15
+""".splitlines()
+    ]
+    assert main(["inspect", str(path), "--json", "--shape", "N=128"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["bytes"], row["path"], row["config"], row["tuned"]) == (None, None, {"block": 128}, H200)
+    assert main(["inspect", str(path), "--extract", "cubin"]) == 2
+    assert "a lock has no code" in capsys.readouterr().err

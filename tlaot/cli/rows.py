@@ -202,8 +202,7 @@ def _list_lock(path: Path) -> Listing:
 
     if not path.is_file():
         raise PackageError(str(path), "there is no such file", "Name a tltune.lock, a wheel or a package.")
-    entries = sorted(read_lock(path).entries.items())
-    return Listing(path.name, str(path), "", tuple(_of_entry(entry) for _, entry in entries))
+    return Listing(path.name, str(path), "", tuple(_of_entry(entry) for entry in read_lock(path).ordered()))
 
 
 def _of_entry(entry: Entry) -> Row:
