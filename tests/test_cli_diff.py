@@ -14,7 +14,7 @@ import pytest
 from fixtures_runtime import tensor, variant, write_package
 
 from tlaot.cli import main
-from tlaot.manifest import Variant
+from tlaot.manifest import Variant, dumps, read_manifest
 from tlaot.tune.lock_file import dump_lock
 
 H200 = {"device": "NVIDIA H200", "sm_count": 132}
@@ -227,3 +227,31 @@ def test_a_lock_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixtur
     for name, says in (("bad.lock", "has the conflict markers of a merge"), ("none.lock", "there is no such file")):
         assert main(["diff", str(good), str(tmp_path / name)]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_a_package_that_was_split(tmp_path: Path, before: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a companion has is not lost: it is looked into where a folder with all the wheels is named."""
+    whole = pack(package(tmp_path / "old", before))
+    folder = package(tmp_path / "new", before[2:])
+    manifest = read_manifest(folder / "_tlaot" / "manifest.json")
+    split = dataclasses.replace(manifest, companions={"pk-cuda-sm-90a": ("cuda:sm_90a",)})
+    (folder / "_tlaot" / "manifest.json").write_text(dumps(split))
+    main_wheel = pack(folder)
+    assert main(["diff", str(whole), str(main_wheel)]) == 0
+    shown = capsys.readouterr().out
+    assert "0 gained, 0 lost" in shown
+    assert "now in companions, which were not looked into" in shown and "k [cuda:sm_90a] (N=16)" in shown
+    assert main(["inspect", str(main_wheel)]) == 0
+    assert "companion pk-cuda-sm-90a: cuda:sm_90a" in capsys.readouterr().out
+
+    companion = pack(package(tmp_path / "companion", before[:1]))
+    companion.rename(main_wheel.parent / "pk_cuda_sm_90a-1.0-py3-none-any.whl")
+    (main_wheel.parent / "dist").mkdir()
+    for wheel in main_wheel.parent.glob("*.whl"):
+        wheel.rename(wheel.parent / "dist" / wheel.name)
+    dist = main_wheel.parent / "dist"
+    assert main(["diff", str(whole), str(dist), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert ([row["shape"] for row in found["lost"]], found["moved"]) == ([{"N": 16}], [])
+    assert len(found["workloads"]) == 2
+    assert found["new_bytes"] == sum(wheel.stat().st_size for wheel in dist.glob("*.whl"))

@@ -56,6 +56,7 @@ class Comparison:
 
     Attributes:
         lost, gained: Rows that only the old one has, or only the new one.
+        moved: Rows of targets that a companion of the new one has, which was not looked into; they are not among the lost.
         kept: Workloads that both have.
         old_size, new_size: Bytes of the wheels, or of the variants' files where one is no wheel; None for locks.
         emptied: Whether the new one has nothing at all.
@@ -63,6 +64,7 @@ class Comparison:
 
     lost: tuple[Row, ...]
     gained: tuple[Row, ...]
+    moved: tuple[Row, ...]
     kept: tuple[Change, ...]
     old_size: int | None
     new_size: int | None
@@ -86,7 +88,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
-    what = "a wheel, an installed package, a folder or a lock"
+    what = "a wheel, an installed package, a lock, or a folder (also one of wheels)"
     parser.add_argument("old", metavar="OLD", help=f"{what}, as it was")
     parser.add_argument("new", metavar="NEW", help=f"{what}, as it is")
     parser.add_argument(
@@ -126,12 +128,16 @@ def compare(old: str, new: str) -> Comparison:
     several = not any(one.is_lock for one in (*before, *after)) and max(len(before), len(after)) > 1
     olds, news = _by_key(before, several), _by_key(after, several)
     sizes = _sizes((old, before), (new, after))
+    gone = [row for key, row in olds.items() if key not in news]
+    companions = {target for listing in after for targets in listing.companions.values() for target in targets}
+    companions -= {row.target for row in news.values()}  # those are here
     return Comparison(
-        tuple(row for key, row in olds.items() if key not in news),
+        tuple(row for row in gone if row.target not in companions),
         tuple(row for key, row in news.items() if key not in olds),
+        tuple(row for row in gone if row.target in companions),
         tuple(_change(row, news[key]) for key, row in olds.items() if key in news),
         *sizes,
-        not news,
+        not news and not companions,
     )
 
 
@@ -151,12 +157,18 @@ def _by_key(listings: Sequence[Listing], several: bool) -> dict[Key, Row]:
 def _sizes(*sides: tuple[str, Sequence[Listing]]) -> tuple[int | None, int | None]:
     if any(listing.is_lock for _, listings in sides for listing in listings):
         return None, None
-    wheels = all(Path(what).is_file() for what, _ in sides)
+    wheels = [_wheels_of(Path(what)) for what, _ in sides]
     old, new = (
-        os.stat(what).st_size if wheels else sum(row.size or 0 for listing in listings for row in listing.rows)
-        for what, listings in sides
+        sum(os.stat(wheel).st_size for wheel in own)
+        if all(wheels)
+        else sum(row.size or 0 for listing in listings for row in listing.rows)
+        for own, (_, listings) in zip(wheels, sides, strict=True)
     )
     return old, new
+
+
+def _wheels_of(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.glob("*.whl")) if path.is_dir() else []
 
 
 def _change(old: Row, new: Row) -> Change:
@@ -184,7 +196,8 @@ def _show(found: Comparison, options: argparse.Namespace) -> Iterator[str]:
         yield f"size: {spell_bytes(found.old_size)} -> {spell_bytes(found.new_size)}{_percent(found.old_size, found.new_size)}"
     if found.emptied:
         yield "NEW has no variants at all"
-    for title, rows in (("lost", found.lost), ("gained", found.gained)):
+    moved = "now in companions, which were not looked into (name a folder that has all wheels)"
+    for title, rows in (("lost", found.lost), (moved, found.moved), ("gained", found.gained)):
         if rows:
             yield from ("", headline(title), *(f"  {label_of(row)}" for row in rows))
     slower, too_slow = found.slower(), found.too_slow(options.max_slowdown)
@@ -238,6 +251,7 @@ def _as_json(found: Comparison, limit: float | None) -> dict[str, Any]:
     return {
         "lost": [_key_as_json(row) for row in found.lost],
         "gained": [_key_as_json(row) for row in found.gained],
+        "moved": [_key_as_json(row) for row in found.moved],
         "emptied": found.emptied,
         "old_bytes": found.old_size,
         "new_bytes": found.new_size,

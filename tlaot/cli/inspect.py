@@ -39,7 +39,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
-    parser.add_argument("what", metavar="WHEEL|PACKAGE|LOCK", help="a wheel, an installed package, a folder or a lock")
+    parser.add_argument(
+        "what",
+        metavar="WHEEL|PACKAGE|LOCK",
+        help="a wheel, an installed package, a folder (also one of wheels) or a lock",
+    )
     add_filters(parser)
     parser.add_argument("--json", action="store_true", help="print a list with one object a variant")
     parser.add_argument("--extract", choices=CODE, help="write device code or kept sources, one file a variant")
@@ -52,13 +56,14 @@ def _inspect(options: argparse.Namespace) -> int:
         raise PackageError("--output", "is where --extract writes", f"Say what to extract: {', '.join(CODE)}.")
     listings = list_what(options.what)
     chosen = choose_rows([row for listing in listings for row in listing.rows], options)
+    kept = {id(row) for row in chosen}
     if options.extract:
         extract_code(chosen, options.extract, options.output or Path())
     elif options.json:
         print(json.dumps([_as_json(row) for row in chosen], indent=1, sort_keys=True))
     else:
         for number, listing in enumerate(listings):
-            rows = [row for row in listing.rows if any(row is one for one in chosen)]
+            rows = [row for row in listing.rows if id(row) in kept]
             print("\n" * (number > 0) + "\n".join(_show(listing, rows)))
     return 0
 
@@ -66,6 +71,10 @@ def _inspect(options: argparse.Namespace) -> int:
 def _show(listing: Listing, rows: Sequence[Row]) -> Iterator[str]:
     yield headline(listing.title if listing.title == listing.label else f"{listing.title} ({listing.label})")
     yield _summarise(listing, rows)
+    for name, targets in listing.companions.items():
+        yield f"companion {name}: {', '.join(targets)}"
+    if listing.elsewhere:
+        yield f"in companions only: {', '.join(listing.elsewhere)}"
     for kernel in dict.fromkeys(row.kernel for row in rows):
         yield ""
         yield from _show_kernel(kernel, [row for row in rows if row.kernel == kernel])

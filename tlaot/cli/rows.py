@@ -67,12 +67,16 @@ class Listing:
         label: Where it is.
         writer: Version of tlaot that packaged it; "" for a lock.
         rows: By kernel, in the order of the manifest or the lock.
+        companions: Of a split package, the distributions that have its other kernels, each with its targets.
+        elsewhere: Names of kernels that only companions have.
     """
 
     title: str
     label: str
     writer: str
     rows: tuple[Row, ...]
+    companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def is_lock(self) -> bool:
@@ -80,7 +84,7 @@ class Listing:
 
 
 def list_what(what: str) -> list[Listing]:
-    """The rows of a wheel (which may have several packages), an installed package, a folder or a lock.
+    """The rows of a wheel (which may have several packages), an installed package, a lock, or a folder: of packages, or of wheels.
 
     Raises:
         PackageError: There are no packaged kernels, or a manifest is damaged.
@@ -88,6 +92,9 @@ def list_what(what: str) -> list[Listing]:
     """
     if _is_lock(Path(what)):
         return [_list_lock(Path(what))]
+    wheels = sorted(Path(what).glob("*.whl")) if Path(what).is_dir() else []
+    if wheels:
+        return [_list_package(packaged) for wheel in wheels for packaged in open_packaged(str(wheel))]
     return [_list_package(packaged) for packaged in open_packaged(what)]
 
 
@@ -193,7 +200,8 @@ def _list_package(packaged: Packaged) -> Listing:
         for name, kernel in sorted(manifest.kernels.items())
         for variant in kernel.variants
     ]
-    return Listing(manifest.package, packaged.label, manifest.writer, tuple(rows))
+    elsewhere = tuple(name for name, kernel in sorted(manifest.kernels.items()) if not kernel.variants)
+    return Listing(manifest.package, packaged.label, manifest.writer, tuple(rows), manifest.companions, elsewhere)
 
 
 def _list_lock(path: Path) -> Listing:
