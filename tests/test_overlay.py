@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_runtime import compile_kernel, scalar, tensor, variant, write_package
+from fixtures_runtime import compile_kernel, compile_source, scalar, tensor, variant, write_package
 
 import tlaot
 from tlaot.cli import main
@@ -364,8 +364,10 @@ def test_retune_replaces_a_damaged_overlay_and_keeps_a_link(make: Make, tmp_path
 
 
 @pytest.mark.usefixtures("at_once")
-def test_times_that_are_not_trusted_are_not_used(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the user says so: what others did on the device may have made the difference."""
+def test_times_that_are_not_trusted_are_not_used(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless the user says so: what others did on the device may have made the difference. What was known before stays."""
     from tlaot.tune import retune as module
 
     path = make("rt_busy", build(V2, spin=SLOW), build(V1))
@@ -375,9 +377,30 @@ def test_times_that_are_not_trusted_are_not_used(make: Make, monkeypatch: pytest
     )
     arguments = ["retune", "rt_busy", "--device", "cpu", "--seconds", "0.2"]
     assert main(arguments) == 0
-    assert json.loads(path.read_text())["devices"][cpu_name()]["choices"][0]["target"] == V2
+    said = capsys.readouterr()
+    assert "these times are not used; leave the device alone, or say --busy" in said.out
+    assert "written" not in said.err
+    assert not path.exists()
     assert main([*arguments, "--busy"]) == 0
-    assert json.loads(path.read_text())["devices"][cpu_name()]["choices"][0]["target"] == V1
+    before = path.read_bytes()
+    assert json.loads(before)["devices"][cpu_name()]["choices"][0]["target"] == V1
+    assert main(arguments) == 0
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_variant_that_crashes_costs_nothing_else(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rival that ends its process is no choice; where the variant that runs now does, the status says so."""
+    one, _ = build(V1)
+    crashing = compile_source("crash.c")
+    path = make("rt_crash", build(V2), (one, crashing))
+    assert retune("rt_crash") == 0
+    assert "crashed with SIGABRT" in path.read_text()
+    two, _ = build(V2)
+    make("rt_dead", (two, crashing), build(V1))
+    assert retune("rt_dead") == 1
+    assert "SIGABRT" in capsys.readouterr().out
+    assert not path.with_name("rt_dead.json").exists()
 
 
 def test_reading_an_overlay_imports_nothing_that_tunes(make: Make, tmp_path: Path) -> None:

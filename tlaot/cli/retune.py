@@ -95,14 +95,17 @@ def _retune(options: argparse.Namespace) -> int:
     kernels = Kernels(options.package, homes)
     outcomes: list[Outcome] = []
     skipped: list[Skipped] = []
+    written = False
     for device in _devices(kernels, options.device):
         found, left = _run(kernels, device, asked)
         skipped += left
         outcomes += found
-        if found and path is not None and not options.dry_run:
-            _write(path, options.package, homes, found)
+        usable = [outcome for outcome in found if outcome.usable]
+        if usable and path is not None and not options.dry_run:
+            _write(path, options.package, homes, usable)
+            written = True
     print(json.dumps(_rows(outcomes, skipped), indent=1, sort_keys=True) if options.json else _table(outcomes, skipped))
-    if outcomes and not options.dry_run:
+    if written:
         _say(f"tlaot: written to {path}")
     return 1 if any(_failed(outcome) for outcome in outcomes) else 0
 
@@ -173,7 +176,7 @@ def _table(outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> str:
     lines += [
         f"{_spell_call(o.contest)}: these times are not used; leave the device alone, or say --busy"
         for o in outcomes
-        if not o.trusted and o.winner == 0 and not _failed(o)
+        if not o.usable and not _failed(o)
     ]
     lines += [f"{s.kernel} ({spell_items(s.workload)}): not timed: {s.reason}" for s in skipped]
     return "\n".join(lines) or "no kernels for the devices here"
@@ -186,7 +189,7 @@ def _rows(outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> list[dict[
             "workload": dict(outcome.contest.workload),
             "arguments": list(outcome.contest.arguments),
             "taken": {"target": outcome.variant.target, "shape": dict(outcome.variant.shape)},
-            "trusted": outcome.trusted,
+            "usable": outcome.usable,
             "notes": list(outcome.notes),
             "variants": [
                 {"target": variant.target, "shape": dict(variant.shape), **asdict(time)}

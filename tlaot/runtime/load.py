@@ -289,7 +289,8 @@ class Kernel:
         variant = self._pick(call, factory_args)
         caller = make_caller(self._where, variant, self._module(variant)[_CALL], call, args)
         if read_target(variant.target).is_cuda and call.device is not None:
-            say_once(self._where, variant, call.device[1], stacklevel=3)
+            retuned = self._overlay is not None and self._overlay.covers(cuda_place(call.device[1]))
+            say_once(self._where, variant, call.device[1], stacklevel=3, retuned=retuned)
         if len(self._callers) >= _MOST_CALLERS:
             self._callers.clear()
         self._callers[key] = caller

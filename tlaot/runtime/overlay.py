@@ -67,6 +67,10 @@ class Overlay:
             found = self._choices[device] = self._read(device)
         return found
 
+    def covers(self, place: Place) -> bool:
+        """Whether variants were timed on the model of a device."""
+        return bool(self.choices(name_device(place)))
+
     def _read(self, device: str) -> Choices:
         section = self.devices.get(device)
         if section is None:

@@ -29,7 +29,7 @@ def write_overlay(
         package: Import name of the package.
         device: Model of the device.
         kernels: Digest of the package's manifests.
-        outcomes: What was found; those that are not trusted are left out.
+        outcomes: What was found.
         say: Told where the old file cannot be read.
 
     Raises:

@@ -42,7 +42,7 @@ class Options:
             for those that were packaged.
         inputs: ``"module:function"`` that makes the inputs, called with the workload's items; None invents them.
         seconds: Of measuring at most, a workload.
-        busy: Take times although others use the device.
+        busy: Take times although others use the device, and wait for nobody.
         quiet: Seconds to wait for others to leave the device alone.
     """
 
@@ -97,14 +97,14 @@ class Outcome:
         times: Time of each variant, or why it has none.
         winner: Index of the variant to take; 0 is dispatch's own.
         notes: What is to be told: why times are not trusted, and the like.
-        trusted: Whether the times can be.
+        usable: Whether it may go into an overlay: the times can be trusted, or the user takes them as they are.
     """
 
     contest: Contest
     times: tuple[Timing | Failed, ...]
     winner: int
     notes: tuple[str, ...] = ()
-    trusted: bool = True
+    usable: bool = True
 
     @property
     def variant(self) -> Variant:
@@ -167,12 +167,12 @@ def run_contest(contest: Contest, child: Child, options: Options, say: Callable[
     times = tuple(
         result if isinstance(result, Failed) else result.timing for _, result in sorted(decision.results.items())
     )
-    trusted = decision.trusted or options.busy
-    winner = decision.winner_index if trusted and not isinstance(times[0], Failed) else 0
     notes = [*decision.notes]
-    if isinstance(times[0], Failed):
-        notes.append(f"the variant that runs now failed: {times[0].stage}: {times[0].reason}")
-    return Outcome(contest, times, winner or 0, tuple(notes), decision.trusted)
+    default = times[0]
+    if isinstance(default, Failed):
+        notes.append(f"the variant that runs now failed: {default.stage}: {default.reason}")
+    usable = (decision.trusted or options.busy) and not isinstance(default, Failed)
+    return Outcome(contest, times, (decision.winner_index or 0) if usable else 0, tuple(notes), usable)
 
 
 def _one_a_workload(variants: Sequence[Variant]) -> list[Variant]:
@@ -278,7 +278,7 @@ def _workload(contest: Contest, options: Options) -> Workload:
         inputs=INPUTS,
         reference=REFERENCE,
         deterministic=False,
-        profile=Profile(decide_budget=options.seconds, quiet_timeout=options.quiet),
+        profile=Profile(decide_budget=options.seconds, quiet_timeout=0.0 if options.busy else options.quiet),
     )
     asked = {
         "params": [param_to_json(param) for param in contest.params],
