@@ -12,11 +12,13 @@ import pwd
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import clean_environ, copy_project
@@ -26,16 +28,18 @@ pytest.importorskip(
 )
 pytest.importorskip("tvm", reason="the project's kernels are lowered by apache-tvm")
 
+pytestmark = pytest.mark.slow
+
 EPOCH = "1700000000"
 
 BUILD = """
 import os, sys
-umask, user, out = int(sys.argv[1], 8), int(sys.argv[2]), sys.argv[3]
+umask, user, hook, out = int(sys.argv[1], 8), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 os.umask(umask)
 if user:
     os.setgroups([]), os.setgid(user), os.setuid(user)
 import setuptools.build_meta as backend
-print(backend.build_wheel(out))
+print(getattr(backend, hook)(out))
 """
 
 
@@ -91,18 +95,27 @@ def build(builder: Builder, place: Path, lock: Path | None = None, epoch: str | 
     project = copy_project("flat_plugin", place / builder.folder)
     if lock is not None:
         shutil.copy(lock, project / "tltune.lock")
+    return run_hook(builder, top, project, frozen=lock is not None, epoch=epoch)
+
+
+def run_hook(
+    builder: Builder, top: Path, project: Path, frozen: bool, epoch: str | None, hook: str = "build_wheel"
+) -> tuple[Path, str]:
+    """Call a hook in a project as its builder would, and give what it made."""
     (top / "out").mkdir()
     (top / "tmp").mkdir()
     for path in [top, *top.rglob("*")]:
+        # As version control writes files: by the umask.
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~builder.umask)
         os.utime(path, (builder.mtime, builder.mtime))
         if builder.user:
             os.chown(path, builder.user, builder.user)
     environ = {**clean_environ(), "HOME": str(top), "TMPDIR": str(top / "tmp"), **builder.environ}
-    environ["TLAOT_LOCK"] = "update" if lock is None else "frozen"
+    environ["TLAOT_LOCK"] = "frozen" if frozen else "update"
     environ |= {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
     environ |= {} if epoch is None else {"SOURCE_DATE_EPOCH": epoch}
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, f"{builder.umask:o}", str(builder.user), str(top / "out")],
+        [sys.executable, "-c", BUILD, f"{builder.umask:o}", str(builder.user), hook, str(top / "out")],
         cwd=project,
         env=environ,
         stdout=subprocess.PIPE,
@@ -111,8 +124,8 @@ def build(builder: Builder, place: Path, lock: Path | None = None, epoch: str | 
         errors="replace",
     )
     assert done.returncode == 0, done.stdout
-    (wheel,) = (top / "out").glob("*.whl")
-    return wheel, done.stdout
+    (made,) = (top / "out").iterdir()
+    return made, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +146,22 @@ def test_whoever_builds_wherever_gets_the_same_wheel(name: str, place: Path, fir
     assert wheel.name == first[1].name
     assert differences(first[1], wheel) == []
     assert hashlib.sha256(wheel.read_bytes()).digest() == hashlib.sha256(first[1].read_bytes()).digest()
+
+
+def test_a_source_distribution_gives_the_same_wheel(place: Path, first: tuple[Path, Path]) -> None:
+    """It has the spec, the lock and the modules; whoever unpacks it builds what the author built."""
+    packer = Builder("packer")
+    project = copy_project("flat_plugin", place / "packer" / "project")
+    shutil.copy(first[0], project / "tltune.lock")
+    archive, _ = run_hook(packer, place / "packer", project, True, EPOCH, "build_sdist")
+    unpacker = Builder("unpacker", 0o077)
+    with tarfile.open(archive) as members:
+        safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        members.extractall(place / "unpacker", **safely)
+    (unpacked,) = (place / "unpacker").iterdir()
+    wheel, said = run_hook(unpacker, place / "unpacker", unpacked, True, EPOCH)
+    assert "candidates of" not in said
+    assert differences(first[1], wheel) == []
 
 
 def test_without_source_date_epoch_the_date_is_a_fixed_one(place: Path, first: tuple[Path, Path]) -> None:
