@@ -128,6 +128,22 @@ def test_ptx_is_refused_where_it_is_forbidden() -> None:
         pick([native], arguments, orin)
 
 
+def test_machine_code_for_any_size_goes_before_ptx_for_this_one() -> None:
+    """Of the same workload; a switch of the factory makes another one, whose result may be another."""
+    arguments, here = of((4, 8), (8, 4)), Place(DLPACK_CUDA, 0, capability=(9, 0))
+    exact, native = gemm(4, 4, 8, "cuda:compute_80"), gemm("m", 4, 8, "cuda:sm_90a")
+    spelt = gemm("m", 4, 8, "cuda:sm_90a", M="m")
+    for dynamic in (native, spelt):
+        assert pick([exact, dynamic], arguments, here) is dynamic
+        assert pick([exact, dynamic], arguments, dataclasses.replace(here, capability=(12, 0))) is exact
+    both = [exact, gemm("m", "n", 8, "cuda:sm_90a"), native]
+    assert pick(both, arguments, here) is native
+    causal = gemm(4, 4, 8, "cuda:compute_80", causal=True)
+    for other in (gemm("m", 4, 8, "cuda:sm_90a"), gemm("m", 4, 8, "cuda:sm_90a", causal=False)):
+        assert pick([causal, other], arguments, here) is causal
+    assert pick([causal, gemm("m", 4, 8, "cuda:sm_90a", causal=True)], arguments, here).target == "cuda:sm_90a"
+
+
 def test_what_is_said_of_a_choice() -> None:
     """PTX, and another number of multiprocessors than was tuned for; nothing where all is as it should be."""
     here = Place(DLPACK_CUDA, 0, capability=(9, 0), device="NVIDIA GH200", sm_count=144)

@@ -21,8 +21,8 @@ def pick_variant(
 ) -> Variant:
     """The one variant that a call runs.
 
-    Of several that fit, one made for exactly these sizes goes before one with symbolic sizes; then the target that is best for
-    the device (:meth:`~tlaot.target.Target.preference`), then the fastest.
+    Of several that fit, one made for exactly these sizes goes before one with symbolic sizes, except PTX before machine code;
+    then the target that is best for the device (:meth:`~tlaot.target.Target.preference`), then the fastest.
 
     Raises:
         CallError: A named factory argument does not exist, or several workloads fit equally well.
@@ -41,7 +41,23 @@ def pick_variant(
     # Workloads that share a binary leave no choice: what is run is the same.
     if len({(v.target, v.out_idx, v.files.get(EXECUTABLE, v.path)) for v in best}) > 1:
         raise refuse_ambiguous(where, [group[0] for group in by_workload.values()])
-    return max(best, key=lambda v: _merit(v, place))
+    chosen = max(best, key=lambda v: _merit(v, place))
+    if not target_of(chosen.target).is_virtual:
+        return chosen
+    native = [v for v in accepted if not target_of(v.target).is_virtual and _covers(v, chosen)]
+    return max(native, key=lambda v: (-symbolic_sizes(v), _merit(v, place)), default=chosen)
+
+
+def _covers(general: Variant, exact: Variant) -> bool:
+    """Whether a variant with symbolic sizes is of the same workload as one with sizes of its own, which both fit a call."""
+    open_sizes = {size for p in general.params for size in p.shape or () if isinstance(size, str)}
+    fixed = {
+        name: value for name, value in general.shape.items() if not (isinstance(value, str) and value in open_sizes)
+    }
+    rest = [value for name, value in exact.shape.items() if name not in fixed]
+    return all(repr(exact.shape.get(name)) == repr(value) for name, value in fixed.items()) and all(
+        type(value) is int for value in rest
+    )
 
 
 def _merit(variant: Variant, place: Place) -> tuple[Any, ...]:
