@@ -21,6 +21,7 @@ import tlaot
 from tlaot.cli import main
 from tlaot.manifest import Param, Variant
 from tlaot.runtime import overlay as overlay_module
+from tlaot.runtime.dispatch import Argument
 from tlaot.runtime.overlay import cpu_name, overlay_path
 
 np = pytest.importorskip("numpy")
@@ -412,3 +413,86 @@ def test_reading_an_overlay_imports_nothing_that_tunes(make: Make, tmp_path: Pat
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), *filter(None, sys.path)])}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
+
+
+TVM_KERNELS = """
+def rows(N, repeat):
+    from tvm.script import tirx as T
+
+    @T.prim_func(s_tir=True)
+    def main(a: T.handle, b: T.handle):
+        m = T.int32()
+        A = T.match_buffer(a, (m, N), "float32")
+        B = T.match_buffer(b, (m, N), "float32")
+        for r in T.serial(repeat):
+            for i, j in T.grid(m, N):
+                with T.sblock("B"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    B[vi, vj] = A[vi, vj] * T.float32(2) + T.Cast("float32", vi)
+
+    return main
+
+def inputs(N):
+    import numpy
+    return [numpy.ones((8, N), "float32")]
+
+def reference(a):
+    import numpy
+    return a * 2 + numpy.arange(len(a), dtype="float32")[:, None]
+"""
+TVM_SPEC = """
+[tlaot]
+package = "rt_tvm"
+
+""" + "".join(
+    f"""
+[[kernel]]
+name = "rows"
+frontend = "tvm"
+factory = "rt_tvm.kernels:rows"
+targets = ["{target}"]
+shapes = [{{ N = 256 }}]
+configs = [{{ repeat = {repeat} }}]
+inputs = "rt_tvm.kernels:inputs"
+reference = "rt_tvm.kernels:reference"
+out-idx = [-1]
+profile = {{ warmup = 1, rep = 5, decide-budget = 0.1, quiet-timeout = 0 }}
+"""
+    for target, repeat in (("llvm:x86-64-v2", 1), ("llvm:x86-64-v3", 300))
+)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_kernels_that_tvm_made(make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two levels of one symbolic workload, of which the higher does its work three hundred times: a size takes the lower one."""
+    pytest.importorskip("tvm", reason="the kernels are lowered by apache-tvm")
+    from tlaot.tune.pipeline import build_package
+
+    @dataclasses.dataclass(frozen=True)
+    class Settings:
+        tune: str = "on"
+        targets: Any = None
+        jobs: int = 2
+        keep: bool = False
+        lock: str = "auto"
+
+    make("rt_other", build(V1))  # puts the folder on sys.path
+    package = tmp_path / "site" / "rt_tvm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "kernels.py").write_text(TVM_KERNELS)
+    (tmp_path / "site" / "tltune.toml").write_text(TVM_SPEC)
+    build_package(tmp_path / "site" / "tltune.toml", tmp_path / "site", package / "_tlaot", Settings(), print)
+    kernel = tlaot.load("rt_tvm").rows
+    a = np.ones((300, 256), "f4")
+    if len({v.target for v in kernel.weigh([Argument("float32", a.shape)], (1, 0), {})[2]}) < 2:
+        pytest.skip("this processor runs one of the levels alone")
+    size = next(s for s in kernel.variants[0].params[0].shape or () if isinstance(s, str))
+    assert kernel.resolve(a).target == "llvm:x86-64-v3"
+    assert retune("rt_tvm", "--shape", f"{size}=300,N=256") == 0
+    kernel = tlaot.load("rt_tvm").rows
+    assert kernel.resolve(a).target == "llvm:x86-64-v2"
+    assert kernel.resolve(a[:299]).target == "llvm:x86-64-v3"
+    np.testing.assert_array_equal(kernel(a), 2 + np.arange(300, dtype="f4")[:, None] + np.zeros_like(a))
+    loaded = {path.parts[-3] for path in kernel._modules}
+    assert loaded == {"llvm-x86-64-v2"}, "another binary has run"
