@@ -539,3 +539,48 @@ def test_one_lock_gives_every_architecture_with_no_gpu(tmp_path: Path, monkeypat
         other.build()
     assert other.said.count("skipped cuda:") == 4
     json.loads((output / "manifest.json").read_text())
+
+
+STAGED = """
+import tilelang.language as T
+
+def scale(N, block):
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(T.ceildiv(N, block), threads=128) as bx:
+            S = T.alloc_shared((block,), "float32")
+            T.copy(A[bx * block], S)
+            T.copy(S, B[bx * block])
+    return main
+
+def reference(a):
+    return a
+
+def shapes():
+    return [{"N": 98304}]
+"""
+
+
+@needs_tilelang
+def test_a_winner_that_a_stand_in_cannot_run_gives_place_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_device(monkeypatch)
+    project = make_project(tmp_path / "project", "tilelang", extra='[target."cuda:sm_80"]\ntuned-as = "cuda:sm_90a"')
+    project.edit(CUDA, '"cuda:sm_80", "cuda:sm_90a"')
+    project.edit("threads = [64, 128]", "block = [1024, 512, 49152]")
+    (project.folder / "tinypkg" / "kernels.py").write_text(STAGED)
+    project.invent({"{'block': 1024}": 2.0, "{'block': 512}": 3.0, "{'block': 49152}": 1.0})
+    found = {target: variant.config["block"] for (target, _), variant in variants(project.build("update")).items()}
+    assert found == {"cuda:sm_90a": 49152, "cuda:sm_80": 1024}
+    assert "needs 192.0 KiB of shared memory per block, cuda:sm_80 has 163 KiB; the next fastest" in project.said
+    assert {entry.target: entry.ships["block"] for entry in project.read_lock().entries.values()} == found
+    (measured,) = [entry for entry in project.read_lock().entries.values() if entry.tuned_as is None]
+    alone = replace(
+        measured, candidates=tuple(tried for tried in measured.candidates if tried.config["block"] == 49152)
+    )
+    project.edit("block = [1024, 512, 49152]", "block = [49152]")
+    update_lock(project.lock_path, lambda lock: lock.with_entries([alone]))
+    with pytest.raises(BuildError, match="none of the configs that ran on cuda:sm_90a builds for it") as caught:
+        project.build("frozen")
+    assert "remove tuned-as" in caught.value.remedy

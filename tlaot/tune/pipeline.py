@@ -22,7 +22,7 @@ from .lock import Entry, Key, Lock, key_of_workload
 from .lock_file import update_lock
 from .package import Winner, write_package
 from .plan import Candidate, canonical, counted
-from .rebuild import choose_what_ships, derive_entry, pack, rebuild, refuse_other_code
+from .rebuild import choose_what_ships, derive_entry, pack, rebuild, rebuild_stand_ins, refuse_other_code
 from .record import candidate_keys
 from .settle import settle_group
 from .site import Settings, Site, equip, open_site, warm_up
@@ -172,13 +172,13 @@ def _make_group(work: Work, known: Known, found: Mapping[Key, Entry], site: Site
     with CompilePool(group.frontend, group.target, site.workshop) as pool:
         if group.stand_in is None:
             entries = choose_what_ships(work, settle_group(work, known, pool, store, site))
+            builds = rebuild(work, entries, pool, store, site)
         else:
-            entries = {**known.locked}
-            for path, workload in work.workloads.items():
-                entries.setdefault(path, found[stand_in_key(workload, work)])
+            taken = {path: found.get(stand_in_key(workload, work)) for path, workload in work.workloads.items()}
+            entries = {path: entry or known.locked[path] for path, entry in taken.items()}
             count = counted(len(entries), "workload")
             site.journal.say(f"tlaot: {group.target}: {count} with the winners of {group.stand_in}")
-        builds = rebuild(work, entries, pool, store, site)
+            entries, builds = rebuild_stand_ins(work, entries, pool, store, site)
     winners = [pack(work, workload, entries[path], builds[path]) for path, workload in work.workloads.items()]
     kept = []
     for path, workload in work.workloads.items():

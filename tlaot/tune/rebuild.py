@@ -17,7 +17,7 @@ from .package import Winner
 from .plan import Candidate, Workload, canonical
 from .select import choose_fewest
 from .site import Site
-from .store import Store
+from .store import Store, is_passing
 
 __all__ = [
     "choose_what_ships",
@@ -25,9 +25,13 @@ __all__ = [
     "other_code",
     "pack",
     "rebuild",
+    "rebuild_stand_ins",
     "refuse_other_code",
     "say_tools",
 ]
+
+# What the reasons of failures say that another machine may not have: a worker's, and those of the tools that it runs.
+_TIME = ("timed out", "ran out of time")
 
 
 def choose_what_ships(work: Work, entries: Mapping[str, Entry]) -> dict[str, Entry]:
@@ -56,15 +60,59 @@ def rebuild(work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: 
     Raises:
         TuningError: One does not compile any more.
     """
-    waiting: dict[str, tuple[Candidate, Built | Future[Built | Failed]]] = {}
-    for path, entry in entries.items():
-        candidate = _candidate(work.workloads[path], entry.ships)
-        built = store.built(candidate)
-        if built is None or not built.code or (site.settings.keep and not _has_sources(built)):
-            waiting[path] = candidate, pool.submit(candidate)
-        else:
-            waiting[path] = candidate, built
-    return {path: _await(candidate, found, store) for path, (candidate, found) in waiting.items()}
+    builds = {}
+    for path, found in _compile_all(work, entries, pool, store, site).items():
+        if isinstance(found, Failed):
+            raise TuningError(
+                _candidate(work.workloads[path], entries[path].ships).label,
+                f"the recorded winner does not build any more: {found.stage}: {found.reason}",
+                "Tune again where the device is: -C tune=force, TLAOT_TUNE=force or tlaot tune --force.",
+            )
+        builds[path] = found
+    return builds
+
+
+def rebuild_stand_ins(
+    work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site
+) -> tuple[dict[str, Entry], dict[str, Built]]:
+    """The binaries of workloads that take another target's winners, and the entries with the configs that they took.
+
+    A winner that this target cannot run, since it has less shared memory for instance, gives place to the next fastest.
+
+    Raises:
+        TuningError: None of the configs that ran there compiles for this target.
+    """
+    chosen, builds = dict(entries), dict[str, Built]()
+    ranks = {path: _ranking(entry) for path, entry in entries.items()}
+    while len(builds) < len(chosen):
+        open_ = {path: entry for path, entry in chosen.items() if path not in builds}
+        for path, found in _compile_all(work, open_, pool, store, site).items():
+            if isinstance(found, Built):
+                builds[path] = found
+                continue
+            candidate = _candidate(work.workloads[path], chosen[path].ships)
+            failure = f"{candidate.label} does not build: {found.stage}: {found.reason}"
+            if is_passing(found) or any(word in found.reason for word in _TIME):
+                # The next build must not come to another result than one on a machine that is larger, or less busy.
+                raise TuningError(work.workloads[path].label, failure, "Build again, or with fewer jobs: -C jobs=1.")
+            if not ranks[path]:
+                raise TuningError(
+                    work.workloads[path].label,
+                    f"none of the configs that ran on {work.group.stand_in} builds for it; the last: {failure}",
+                    f"Tune {work.group.target} itself: remove tuned-as; or name a target that is more like it.",
+                )
+            site.journal.say(f"tlaot: {failure}; the next fastest of {work.group.stand_in} is taken")
+            chosen[path] = replace(chosen[path], ships=ranks[path].pop(0))
+    return chosen, builds
+
+
+def _ranking(entry: Entry) -> list[dict[str, Any]]:
+    """The configs that were measured, less what ships: the winner first, then by time."""
+    timed = [tried for tried in entry.candidates if tried.timing is not None]
+    timed.sort(
+        key=lambda tried: (tried is not entry.tried(entry.winner), tried.timing.latency if tried.timing else 0.0)
+    )
+    return [dict(tried.config) for tried in timed if tried is not entry.tried(entry.ships)]
 
 
 def other_code(entry: Entry, built: Built, tools: Mapping[str, str]) -> str | None:
@@ -165,17 +213,25 @@ def _candidate(workload: Workload, config: Mapping[str, Any]) -> Candidate:
     return Candidate(workload, len(workload.configs), dict(config))
 
 
-def _await(candidate: Candidate, found: Built | Future[Built | Failed], store: Store) -> Built:
+def _compile_all(
+    work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site
+) -> dict[str, Built | Failed]:
+    waiting: dict[str, tuple[Candidate, Built | Future[Built | Failed]]] = {}
+    for path, entry in entries.items():
+        candidate = _candidate(work.workloads[path], entry.ships)
+        built = store.built(candidate)
+        if built is None or not built.code or (site.settings.keep and not _has_sources(built)):
+            waiting[path] = candidate, pool.submit(candidate)
+        else:
+            waiting[path] = candidate, built
+    return {path: _await(candidate, found, store) for path, (candidate, found) in waiting.items()}
+
+
+def _await(candidate: Candidate, found: Built | Future[Built | Failed], store: Store) -> Built | Failed:
     if isinstance(found, Built):
         return found
     built = found.result()
-    if isinstance(built, Failed):
-        raise TuningError(
-            candidate.label,
-            f"the recorded winner does not build any more: {built.stage}: {built.reason}",
-            "Tune again where the device is: -C tune=force, TLAOT_TUNE=force or tlaot tune --force.",
-        )
-    return store.keep_built(candidate, built)
+    return built if isinstance(built, Failed) else store.keep_built(candidate, built)
 
 
 def _has_sources(built: Built) -> bool:

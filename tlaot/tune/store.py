@@ -28,7 +28,7 @@ from .files import dump_json
 from .plan import Candidate
 from .timing import Timing
 
-__all__ = ["Keys", "Store"]
+__all__ = ["Keys", "Store", "is_passing"]
 
 _MEASUREMENTS = "measurements.jsonl"
 _BUILT = "built.json"
@@ -117,7 +117,7 @@ class Store:
 
     def keep_measurement(self, candidate: Candidate, outcome: Timing | Failed) -> None:
         """Append what was found of a candidate; a failure that is no fault of its own is not kept."""
-        if self._folder is None or (isinstance(outcome, Failed) and _is_passing(outcome)):
+        if self._folder is None or (isinstance(outcome, Failed) and is_passing(outcome)):
             return
         key = self._keys(candidate).measure
         line: dict[str, Any] = {"key": key, "candidate": candidate.label}
@@ -196,7 +196,8 @@ def _has_sources(folder: Path) -> bool:
     return any(path.name not in (EXECUTABLE, _BUILT) for path in folder.iterdir())
 
 
-def _is_passing(failed: Failed) -> bool:
+def is_passing(failed: Failed) -> bool:
+    """Whether a failure says nothing of the candidate, and the next attempt may succeed."""
     return failed.stage in _PASSING_STAGES or any(word in failed.reason for word in _PASSING_REASONS)
 
 
