@@ -156,17 +156,17 @@ def keep_buildable(works: Sequence[tuple[Work, Known]], site: Site, tolerant: bo
         BuildError: Nothing that holds is known of a workload, and it must not or cannot be tuned here.
     """
     kept: list[tuple[Work, Known]] = []
-    dropped: set[Target] = set()
+    dropped: set[tuple[str, Target | None]] = set()
     for work, known in works:
         group = work.group
         missing = _hindrance(work, site)
-        if group.stand_in in dropped:
+        if (group.frontend, group.stand_in) in dropped:
             say_skipped(group, (f"{group.stand_in}, whose winners it takes, is not tuned here", ""), site)
         elif not known.lacking or missing is None:
             kept.append((work, known))
         elif tolerant and site.settings.lock != "frozen":
             say_skipped(group, missing, site)
-            dropped.add(group.target)
+            dropped.add((group.frontend, group.target))
         else:
             # Also of a target that a wheel may do without: what the lock promises must not be left out quietly.
             lines = [f"  {work.workloads[path].label}: {reason}" for path, reason in known.lacking.items()]
