@@ -33,6 +33,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Time the variants that a package ships, on this machine and without a compiler, and write an overlay into the "
         "user's configuration folder: later calls on this device model run the variant that was the fastest. "
         "TLAOT_OVERLAY names another file, or turns overlays off.",
+        epilog="examples:\n  tlaot retune my_package\n  tlaot retune my_package --kernel matmul --shape M=300 --device cuda:0",
     )
     parser.add_argument("package", metavar="PACKAGE", help="import name of the package")
     parser.add_argument("--kernel", metavar="NAME", help="only this kernel")
@@ -50,7 +51,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--inputs", metavar="MODULE:FUNCTION", help="makes the inputs of a workload; default: random ones"
     )
-    parser.add_argument("--seconds", metavar="S", type=float, default=2.0, help="of measuring at most, a workload (2)")
+    parser.add_argument(
+        "--path", metavar="DIR", type=Path, action="append", help="a folder with more kernels, as of tlaot.load"
+    )
+    parser.add_argument(
+        "--seconds", metavar="S", type=_seconds, default=2.0, help="of measuring at most, a workload (2)"
+    )
     parser.add_argument("--busy", action="store_true", help="use the times although others use the device")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the overlay to write")
@@ -69,6 +75,16 @@ def _shape(text: str) -> dict[str, Any]:
         except ValueError:
             shape[name.strip()] = value.strip()
     return shape
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 def _device(text: str) -> tuple[int, int]:
@@ -91,7 +107,7 @@ def _retune(options: argparse.Namespace) -> int:
     if path is None and not options.dry_run:
         what = "there is no place for the overlay: TLAOT_OVERLAY is off, or the user has no home"
         raise PackageError("tlaot retune", what, "Name a file with -o, or print the times only: --dry-run.")
-    homes = find_homes(options.package)
+    homes = find_homes(options.package, options.path)
     kernels = Kernels(options.package, homes)
     outcomes: list[Outcome] = []
     skipped: list[Skipped] = []
