@@ -389,3 +389,19 @@ def test_moved_renamed_read_only_and_duplicated(site: Path, tmp_path: Path) -> N
     finally:
         for path in [moved, *moved.rglob("*")]:
             path.chmod(0o755)
+
+
+def test_commands_see_companions_too(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """tlaot inspect and check of an installed package."""
+    from tlaot.cli import main
+    from tlaot.packaged import open_packaged
+
+    split_package(site, "pl_shown")
+    assert [sorted(p.manifest.kernels) for p in open_packaged("pl_shown")] == [["add", "mul"], ["mul"]]
+    assert main(["inspect", "pl_shown"]) == 0
+    assert "mul" in capsys.readouterr().out
+    write(site, "pl_only_more", add(5, "mul"), of="pl_only")
+    (site / "pl_only").mkdir()
+    (site / "pl_only" / "__init__.py").write_text("")
+    announce(site, "pl-only-more", "1", pl_only="pl_only_more")
+    assert [sorted(p.manifest.kernels) for p in open_packaged("pl_only")] == [["mul"]]

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from .errors import CallError, PackageError
 from .manifest import FOLDER, MANIFEST_NAME, Manifest, loads
 from .runtime.locate import find_manifest
+from .runtime.places import find_folders
 
 __all__ = ["Entry", "Found", "Packaged", "find_packaged", "open_packaged", "open_wheel", "read_member"]
 
@@ -97,7 +98,7 @@ def open_packaged(what: str) -> list[Packaged]:
 
 
 def find_packaged(what: str) -> list[Found]:
-    """The manifests' folders of an installed package, of a folder (an unpacked wheel, say) or of a wheel.
+    """The manifests' folders of an installed package and its companions, of a folder (an unpacked wheel, say) or of a wheel.
 
     Args:
         what: Path of a wheel or of a folder, or the import name of an installed package.
@@ -110,7 +111,7 @@ def find_packaged(what: str) -> list[Found]:
         return list(_in_wheel(path))
     if os.sep not in what and not what.startswith("."):
         try:
-            return [_in_folder(find_manifest(what).parent)]
+            return [_in_folder(folder) for folder in find_folders(what) or [find_manifest(what).parent]]
         except (CallError, PackageError):
             if not path.is_dir():
                 raise

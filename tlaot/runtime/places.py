@@ -20,7 +20,16 @@ from ..target import read_target
 from .companions import GROUP, Companion, find_companions, normal_name, version_of
 from .locate import archive_of, explain_absence, package_folders
 
-__all__ = ["PATH_VARIABLE", "Folders", "Home", "find_homes", "merge_homes", "missing_companions", "open_home"]
+__all__ = [
+    "PATH_VARIABLE",
+    "Folders",
+    "Home",
+    "find_folders",
+    "find_homes",
+    "merge_homes",
+    "missing_companions",
+    "open_home",
+]
 
 PATH_VARIABLE = "TLAOT_PATH"
 
@@ -72,7 +81,8 @@ def find_homes(package: str, path: Folders | None = None, environ: Mapping[str, 
         if (folder / FOLDER / MANIFEST_NAME).is_file()
     ]
     for companion in find_companions(package):
-        home = _open_companion(companion)
+        folder = _companion_folder(companion)
+        home = open_home(folder, str(companion), package, companion.distribution)
         _check_version(home, found)
         found.append(home)
     named, origin = _named_folders(path, os.environ if environ is None else environ)
@@ -81,6 +91,17 @@ def find_homes(package: str, path: Folders | None = None, environ: Mapping[str, 
     if not found:
         raise _nothing(package, folders, absent, named, origin)
     return _distinct(found)
+
+
+def find_folders(package: str) -> list[Path]:
+    """The folders with a manifest that an installed package and its companions have; no manifest is read.
+
+    Raises:
+        CallError: The name is not that of a package.
+        PackageError: It is not installed, or a companion is broken.
+    """
+    own = [folder / FOLDER for folder in package_folders(package) if (folder / FOLDER / MANIFEST_NAME).is_file()]
+    return [*own, *map(_companion_folder, find_companions(package))]
 
 
 def open_home(folder: Path, label: str, package: str | None = None, companion: str = "") -> Home:
@@ -142,7 +163,7 @@ def missing_companions(homes: Iterable[Home]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _open_companion(companion: Companion) -> Home:
+def _companion_folder(companion: Companion) -> Path:
     where = f"{companion.info} (entry point {companion.package} of {GROUP})"
     remedy = f"Reinstall {companion.distribution}, or uninstall it."
     if not all(part.isidentifier() for part in companion.value.split(".")):
@@ -153,7 +174,7 @@ def _open_companion(companion: Companion) -> Home:
         raise PackageError(where, f"names the package {companion.value}, which is not there", remedy) from None
     for folder in folders:
         if (folder / FOLDER / MANIFEST_NAME).is_file():
-            return open_home(folder / FOLDER, str(companion), companion.package, companion.distribution)
+            return folder / FOLDER
     places = ", ".join(map(str, folders)) or "it is a single module"
     raise PackageError(where, f"names {companion.value}, which has no {FOLDER}/{MANIFEST_NAME} ({places})", remedy)
 

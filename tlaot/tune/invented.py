@@ -7,6 +7,7 @@ What is right is what the variant gives that runs without an overlay: the packag
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,7 @@ def _choose(device: str, params: Sequence[Param]) -> Arrays:
     if device != "cpu":
         return TorchArrays(device)
     fine = all(numpy_hands_over(param.dtype) for param in params if param.shape is not None)
-    return NumpyArrays() if fine else TorchArrays("cpu")
+    return NumpyArrays() if fine and importlib.util.find_spec("numpy") else TorchArrays("cpu")
 
 
 def _arrays_of(arguments: Sequence[Any]) -> Arrays:
