@@ -238,6 +238,17 @@ def test_a_budget_that_is_not_kept_is_told_with_a_table(heavy: list[Winner], tmp
     ]
 
 
+def test_a_long_table_ends_with_a_sum(tmp_path: Path) -> None:
+    many = [winner(tmp_path, {"M": 1}, so=random_bytes(i, 1000 + 100 * i), name=f"k{i:02}") for i in range(30)]
+    write_package(tmp_path / "out", "my.pk", "0", many, keep=False)
+    with pytest.raises(BuildError) as caught:
+        check_budget(tmp_path / "out", spec_of(many, 1000))
+    table = str(caught.value).splitlines()[2:-2]
+    assert len(table) == 22
+    assert table[0].split()[0] == "k29" and table[19].split()[0] == "k10"
+    assert table[20].split()[:4] == ["10", "more", "10", "10"]
+
+
 def test_each_wheel_of_a_split_package_has_the_budget(heavy: list[Winner], tmp_path: Path) -> None:
     write_package(tmp_path / "out", "my.pk", "0", heavy, keep=False)
     check_budget(tmp_path / "out", spec_of(heavy, 25 << 10, split="arch"))

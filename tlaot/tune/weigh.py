@@ -15,6 +15,9 @@ from .spec import Spec
 
 __all__ = ["Weight", "check_budget", "weigh"]
 
+# Rows of the table; what takes less is added up.
+_MOST_ROWS = 20
+
 # Of each member of a zip archive: the fixed parts of its two headers; its name is in both.
 _ENTRY = 30 + 46
 
@@ -125,8 +128,14 @@ def _table(weights: Sequence[Weight], manifest: int, total: int) -> list[str]:
             f"{w.deflated / total:.0%}",
             spell_bytes(w.installed),
         )
-        for w in weights
+        for w in weights[:_MOST_ROWS]
     ]
+    rest = weights[_MOST_ROWS:]
+    if rest:
+        size = sum(w.deflated for w in rest)
+        counts = (str(sum(w.variants for w in rest)), str(sum(w.binaries for w in rest)))
+        installed = spell_bytes(sum(w.installed for w in rest))
+        rows.append((f"{len(rest)} more", "", *counts, spell_bytes(size), f"{size / total:.0%}", installed))
     rows.append((MANIFEST_NAME, "", "", "", spell_bytes(manifest), f"{manifest / total:.0%}", ""))
     numbers = ("variants", "binaries", "in the wheel", "share", "installed")
     return spell_table(("kernel", "target", *numbers), rows, numbers)
