@@ -175,7 +175,8 @@ inline void* load_library(const std::string& path, const std::string& expected) 
     throw Error("LoadError", path, "was replaced while this process has the former one loaded", "Start the process again.");
   }
   share_tvm_ffi();
-  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // A name without a slash would be looked for where libraries are.
+  void* handle = dlopen((path.find('/') == std::string::npos ? "./" + path : path).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle)
     throw Error("LoadError", path, std::string("cannot be loaded (") + dlerror() + ")",
                 "It was built for another system: install a wheel for this one. Symbols TVMFFI... come from libtvm_ffi.so.");

@@ -235,6 +235,9 @@ class Kernel {
 
   Error refuse_all(const TVMFFIAny* args, int32_t count, const Here& here) const {
     std::string call, lines;
+    const bool elsewhere = std::none_of(variants_.begin(), variants_.end(), [&](const auto& one) {
+      return one->target.cuda == (here.device.device_type == kDLCUDA);
+    });
     for (int32_t i = 0; i < count; i++) {
       const DLTensor* tensor = detail::tensor_of(args[i]);
       call += (i ? ", " : "") + (tensor ? detail::spell(tensor->dtype) + detail::spell(tensor->shape, tensor->ndim) : "a number");
@@ -246,7 +249,8 @@ class Kernel {
     }
     return Error("DispatchError", where_, "no packaged variant fits (" + call + ") on " + detail::spell(here.device) +
                                               (lines.empty() ? "\n  (none is packaged)" : lines),
-                 "Add the shape to tltune.toml and build the package again, or change the call.");
+                 elsewhere ? "Nothing is packaged for this device: move the tensors, or add a target to tltune.toml and build again."
+                           : "Add the shape to tltune.toml and build the package again, or change the call.");
   }
 
   std::string where_;
@@ -282,8 +286,7 @@ class Package {
 
  private:
   void add(const std::string& folder) {
-    std::string root = folder + "/_tlaot";
-    if (!std::ifstream(root + "/manifest.json")) root = folder;
+    const std::string root = std::ifstream(folder + "/manifest.json") ? folder : folder + "/_tlaot";
     const std::string path = root + "/manifest.json";
     const detail::Json manifest = detail::read_sealed(path, "the kernel manifest", kFormat);
     try {
