@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tlaot.errors import SpecError
-from tlaot.target import parse_target
+from tlaot.target import parse_target, read_target
 from tlaot.tune.devices import DEVICES, device_for
 
 
@@ -30,6 +30,27 @@ def test_table(target: str, name: str, sms: int, shared: int) -> None:
     assert name in device.name
     assert (device.sm_count, device.shared_memory) == (sms, shared)
     assert device.arch == target.removeprefix("cuda:")
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "shared"),
+    [
+        # RTX cards and L4 have 99 KiB for a block, whatever the device has that the config was tuned on.
+        ("cuda:compute_80", {}, 101376),
+        ("cuda:compute_80", {"shared_memory": 166912}, 101376),
+        ("cuda:compute_80", {"shared_memory": 65536}, 65536),
+        ("cuda:compute_90", {}, 101376),
+        ("cuda:compute_90a", {}, 232448),
+        ("cuda:compute_100f", {}, 232448),
+        ("cuda:compute_120", {}, 101376),
+        ("cuda:compute_110f", {"name": "Thor", "sm_count": 20, "shared_memory": 232448}, 232448),
+    ],
+)
+def test_ptx_is_for_the_smallest_of_its_readers(target: str, overrides: dict[str, Any], shared: int) -> None:
+    device = device_for(read_target(target), overrides)
+    assert device.shared_memory == shared
+    assert device.arch == target.replace("cuda:compute", "sm")
+    assert (device.registers, device.max_threads) == (65536, 1024)
 
 
 def test_table_is_consistent() -> None:

@@ -17,6 +17,7 @@ from tlaot import elf
 from tlaot.errors import BuildError
 from tlaot.image import Image, read_image
 from tlaot.target import Target, read_target
+from tlaot.tune.child import Failed
 from tlaot.tune.compile import Built, Workshop, compile_candidates
 from tlaot.tune.forkserver import close_servers
 from tlaot.tune.nvcc import compile_cuda
@@ -191,3 +192,21 @@ def test_kernels_ship_as_ptx(workshop: Workshop, tmp_path: Path, frontend: str, 
     assert real.params == built.params
     assert (real.folder / "device_kernel.cu").read_bytes() == (built.folder / "device_kernel.cu").read_bytes()
     assert (real.folder / "host_kernel.c").read_bytes() == (built.folder / "host_kernel.c").read_bytes()
+
+
+def test_what_later_devices_lack_is_left_out(workshop: Workshop) -> None:
+    """128 KiB of shared memory are fine on an A100, for which the config was tuned; not on an L4, which reads the PTX."""
+    if importlib.util.find_spec("tilelang") is None:
+        pytest.skip("tilelang is not installed")
+    config = {"block_M": 128, "block_N": 128, "block_K": 64, "num_stages": 4, "threads": 256}
+    shape = {"M": 1024, "N": 1024, "K": 1024}
+    outcomes = []
+    for target in (read_target("cuda:sm_80"), AMPERE):
+        profile = Profile(compile_timeout=300)
+        kernel = KernelSpec(
+            "k", "tilelang", "sample_pkg.cuda:matmul", (target,), (shape,), (config,), "here", profile=profile
+        )
+        candidates = Workload(kernel, target, shape, (config,)).candidates()
+        outcomes += compile_candidates(candidates, "tilelang", workshop, lambda *_: None)
+    assert isinstance(outcomes[0], Built), outcomes[0]
+    assert outcomes[1] == Failed("prune", "needs 128.0 KiB of shared memory per block, cuda:compute_80 has 99 KiB")

@@ -98,12 +98,15 @@ DEVICES: dict[tuple[int, int], Device] = {
     )
 }
 
+# What find_excess holds a kernel against.
+_LIMITS = ("shared_memory", "max_threads", "registers", "warp_size")
+
 # Not for the author to change: they follow from the target.
 _FIXED = ("arch", "capability")
 
 
 def device_for(target: Target, overrides: Mapping[str, Any] | None = None) -> Device:
-    """The device that a CUDA target stands for.
+    """The device that a CUDA target stands for; of PTX, what all devices that read it have.
 
     Args:
         target: ``cuda:sm_90a``...
@@ -134,7 +137,15 @@ def device_for(target: Target, overrides: Mapping[str, Any] | None = None) -> De
                 f"no device of compute capability {'.'.join(map(str, target.capability))} is known",
                 f"Describe it: give {', '.join(map(_spelt, needed))} there.",
             )
-    return replace(base, **overrides, arch=target.sm, capability=target.capability)
+    device = replace(base, **overrides, arch=target.sm, capability=target.capability)
+    return _smallest(device, target) if target.is_virtual else device
+
+
+def _smallest(device: Device, target: Target) -> Device:
+    """The device with no more of what a kernel may need than every device has that reads the PTX: an A100 has 163 KiB of shared
+    memory for a block, of its successors many have 99."""
+    readers = [device, *(other for capability, other in DEVICES.items() if target.runs_on(capability))]
+    return replace(device, **{name: min(getattr(reader, name) for reader in readers) for name in _LIMITS})
 
 
 # The device that this process answers for, and what it was asked.
