@@ -72,18 +72,18 @@ class Settings:
 
     Attributes:
         tune: ``"on"`` tunes what has no valid record yet, ``"force"`` tunes everything again, ``"off"`` packages no kernels.
-        lock: What ``tltune.lock`` is to the build. ``"auto"`` takes what holds of it and tunes the rest where there is a device;
-            ``"update"`` also writes what it found; ``"frozen"`` tunes nothing; ``"ignore"`` builds as if there were none.
         targets: Build only these targets; None for those that the spec declares.
         jobs: Compile this many candidates at once; None for what the machine has.
         keep: Ship ``device_kernel.cu``, ``host_kernel.c`` and ``kernel.cubin`` beside each binary.
+        lock: What ``tltune.lock`` is to the build. ``"auto"`` takes what holds of it and tunes the rest where there is a device;
+            ``"update"`` also writes what it found; ``"frozen"`` tunes nothing; ``"ignore"`` builds as if there were none.
     """
 
     tune: Tune = "on"
-    lock: Lock = "auto"
     targets: tuple[str, ...] | None = None
     jobs: int | None = None
     keep: bool = False
+    lock: Lock = "auto"
 
 
 def read_settings(config_settings: ConfigSettings, environ: Mapping[str, str]) -> Settings:

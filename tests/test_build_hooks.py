@@ -58,6 +58,12 @@ def test_settings_of_build_frontend_lists_and_empty_values() -> None:
     assert settings == Settings("on", ("cuda:sm_80", "cuda:sm_90a"), None, True)
 
 
+def test_what_the_lock_is_to_a_build() -> None:
+    assert read_settings(None, {"TLAOT_LOCK": "frozen"}).lock == "frozen"
+    assert read_settings({"lock": "update", "tune": "force"}, {"TLAOT_LOCK": "frozen"}).lock == "update"
+    assert read_settings({"lock": ""}, {}).lock == "auto"
+
+
 def test_settings_are_shown_on_one_line() -> None:
     shown = show_settings(Settings("force", ("cuda:sm_80",), 2, True))
     assert shown == "tlaot: tune=force lock=auto targets=cuda:sm_80 jobs=2 keep=true"
@@ -68,10 +74,13 @@ def test_settings_are_shown_on_one_line() -> None:
     [
         ({"tunee": "off"}, {}, r"-C tunee: .*, did you mean 'tune'\?\nKnown: "),
         ({"--glbal-option": "x"}, {}, r"did you mean '--global-option'\?"),
-        ({"zzz": "1"}, {}, r"-C zzz: tlaot knows no such setting\nKnown: tune, targets"),
+        ({"zzz": "1"}, {}, r"-C zzz: tlaot knows no such setting\nKnown: tune, lock, targets"),
         ({}, {"TLAOT_TARGTES": "llvm"}, r"environment variable TLAOT_TARGTES: .*, did you mean 'TLAOT_TARGETS'\?"),
         ({"tune": "maybe"}, {}, r"-C tune: expected on, off, force, got 'maybe'"),
         ({}, {"TLAOT_TUNE": "1"}, r"TLAOT_TUNE: expected on, off, force, got '1'"),
+        ({"lock": "forzen"}, {}, r"-C lock: expected auto, .*, got 'forzen', did you mean 'frozen'\?"),
+        ({}, {"TLAOT_LOCK": "1"}, r"TLAOT_LOCK: expected auto, update, frozen, ignore, got '1'\n"),
+        ({"tune": "force"}, {"TLAOT_LOCK": "frozen"}, r"-C tune and TLAOT_LOCK: tune=force tunes everything"),
         ({"jobs": "0"}, {}, r"-C jobs: expected a whole number of at least 1, got '0'"),
         ({"jobs": "two"}, {}, r"got 'two'"),
         ({"jobs": ["1", "2"]}, {}, r"-C jobs: given 2 times"),
@@ -473,10 +482,11 @@ def test_tune_off_gives_a_pure_wheel_whatever_an_earlier_build_left(channel: str
 
 def test_config_settings_reach_the_pipeline_and_win(binary: Path, tmp_path: Path) -> None:
     project = copy_project("src_backend", tmp_path / "project")
-    config = {"targets": "llvm:x86-64-v2", "keep": "true", "tune": "force"}
-    environ = {"TLAOT_TARGETS": "llvm:x86-64-v4", "TLAOT_TUNE": "off"}
+    config = {"targets": "llvm:x86-64-v2", "keep": "true", "tune": "force", "lock": "ignore"}
+    environ = {"TLAOT_TARGETS": "llvm:x86-64-v4", "TLAOT_TUNE": "off", "TLAOT_LOCK": "frozen"}
     done = call_hook(project, BACKEND, "build_wheel", binary, tmp_path / "out", config=config, environ=environ)
-    assert done.calls[0]["settings"] == {"tune": "force", "targets": ["llvm:x86-64-v2"], "jobs": None, "keep": True}
+    wanted = {"tune": "force", "targets": ["llvm:x86-64-v2"], "jobs": None, "keep": True, "lock": "ignore"}
+    assert done.calls[0]["settings"] == wanted
     assert done.changed_variables == []
 
 
