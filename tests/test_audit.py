@@ -36,6 +36,7 @@ from tlaot.audit.traces import build_names, build_places, find_traces
 from tlaot.cli import main
 from tlaot.errors import BuildError
 from tlaot.manifest import FORMAT_VERSION, Kernel, dumps
+from tlaot.split import split_wheel, write_wheels
 
 CPU, WIDE_CPU = "scale/llvm-x86-64/N8", "scale/llvm-x86-64/N16"
 CUDA, VIRTUAL = "scale/cuda-sm_90a/N8", "scale/cuda-compute_80/N8"
@@ -437,7 +438,7 @@ def test_what_was_promised_is_there(tmp_path: Path) -> None:
     assert finding.what == 'has no variant of cuda:sm_90a and {"N": 9}, which tltune.toml promises'
 
 
-def test_an_abi_name_of_the_builder_is_found(tmp_path: Path) -> None:
+def test_a_name_of_the_builder_is_found(tmp_path: Path) -> None:
     """Places and names that only the machine that builds knows; a word that the author chose is none of them."""
     package = sound_package().change(CPU, properties={"checked": True, "by": "ada.lovelace, /srv/ci/17/src"})
     demands = Demands(places=("/srv/ci/17",), names=("lovelace", "scale"))
@@ -499,32 +500,40 @@ def test_what_is_no_trace(data: bytes) -> None:
 # Wheels
 
 
-def test_a_lock_is_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a lock has for a target that the wheel has, and the wheel has not; a target that the wheel has none of is another wheel's."""
-    from tlaot.tune import lock_file
     from tlaot.tune.lock import Entry, Lock
+    from tlaot.tune.lock_file import dump_lock
 
     def entry(target: str, n: int, block: int = 1) -> Entry:
-        return Entry("scale", target, {"N": n}, {}, {}, {}, {"block": block})
+        return Entry("scale", target, {"N": n}, {}, {}, {}, {"block": block}, tuned_as="cuda:sm_80")
 
-    entries = [
-        entry("cuda:sm_90a", 8),
-        entry("cuda:sm_90a", 32),
-        entry("cuda:sm_100a", 8),
-        entry("llvm:x86-64", 8, block=4),
-    ]
-    monkeypatch.setattr(lock_file, "read_lock", lambda path: Lock({e.key: e for e in entries}))
-    (tmp_path / "tltune.lock").write_text("{}")
+    def locked(*entries: Entry) -> str:
+        path = tmp_path / "tltune.lock"
+        path.write_text(dump_lock(Lock({e.key: e for e in entries})))
+        return str(path)
+
     wheel = sound_package().write_wheel(tmp_path)
+    lock = locked(entry("cuda:sm_90a", 8), entry("llvm:x86-64", 16), entry("cuda:sm_100a", 8))
+    assert findings(capsys, wheel, "--no-load", "--lock", lock) == []
+    lock = locked(entry("cuda:sm_90a", 8), entry("cuda:sm_90a", 32), entry("llvm:x86-64", 8, block=4))
     expect(
-        findings(capsys, wheel, "--no-load", "--lock", str(tmp_path / "tltune.lock")),
+        findings(capsys, wheel, "--no-load", "--lock", lock),
         ("coverage", "scale", r'has no variant of cuda:sm_90a and \{"N": 32\}, which .*tltune.lock has'),
         ("coverage", CPU, "has the config block=1, .*tltune.lock has block=4"),
     )
     assert main(["check", str(wheel), "--lock", str(tmp_path / "no.lock")]) == 2
     assert "there is no such file" in capsys.readouterr().err
+    assert main(["check", str(wheel), "--lock", str(wheel)]) == 2
+
+
+def test_the_parts_of_a_split_wheel_are_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    split = split_wheel(sound_package().write_wheel(tmp_path))
+    (tmp_path / "parts").mkdir()
+    parts = write_wheels([split.main, *split.companions], tmp_path / "parts")
+    assert len(parts) == 4
+    assert main(["check", *map(str, parts), "--no-load"]) == 0
+    assert capsys.readouterr().out.count("; sound") == 4
 
 
 def record_of(wheel: Path) -> bytes:
@@ -647,25 +656,25 @@ def test_a_wheel_that_is_none_does_not_hide_the_others(
 
 
 def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """300 MB of zeros as a packaged file: named by the check of RECORD and by none that would read them."""
+    """80 MB of zeros as a packaged file: named by the check of RECORD and by none that would read them."""
     wheel = sound_package().write_wheel(tmp_path)
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as archive, archive.open(f"{INSIDE}bomb.so", "w") as out:
-        for _ in range(300):
+        for _ in range(80):
             out.write(bytes(1_000_000))
     expect(
         findings(capsys, wheel, "--no-load"),
         ("files", "bomb.so", "is not in the manifest"),
         ("record", f"{INSIDE}bomb.so", "is not in RECORD"),
     )
-    listed = record_of(wheel) + f"{INSIDE}bomb.so,sha256=x,300000000\n".encode()
+    listed = record_of(wheel) + f"{INSIDE}bomb.so,sha256=x,80000000\n".encode()
     package = sound_package()
     with zipfile.ZipFile(
         package.write_wheel(tmp_path, **{f"{DIST_INFO}/RECORD": listed}), "a", zipfile.ZIP_DEFLATED
     ) as archive:
-        archive.writestr(f"{INSIDE}bomb.so", bytes(300_000_000))
+        archive.writestr(f"{INSIDE}bomb.so", bytes(80_000_000))
     found = findings(capsys, wheel, "--no-load")
     assert ("record", f"{INSIDE}bomb.so") in {row[:2] for row in found}
-    assert any("to 300000000 bytes, and was not unpacked" in row[2] for row in found)
+    assert any("to 80000000 bytes, and was not unpacked" in row[2] for row in found)
 
 
 def test_bytes_flipped_anywhere_in_a_wheel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -674,7 +683,7 @@ def test_bytes_flipped_anywhere_in_a_wheel(tmp_path: Path, capsys: pytest.Captur
     data = wheel.read_bytes()
     with zipfile.ZipFile(wheel) as archive:
         content = {info.filename: archive.read(info) for info in archive.infolist()}
-    for position in range(0, len(data), len(data) // 150):
+    for position in range(0, len(data), len(data) // 80):
         damaged = bytearray(data)
         damaged[position] ^= 0x10
         wheel.write_bytes(damaged)

@@ -37,6 +37,7 @@ _ROOTS = (
 )
 _PATH = re.compile(rb"(?:(?<=-[ILo])|(?<![\w.)\]}/-]))(?:/|[A-Za-z]:\\)[\w.+-][\w.+/\\-]*")
 _PATH_BEGINS = 300  # bytes before what was found in which its path begins
+_MOST_LOOKS = 2000  # a file with more of them was made to keep this busy
 # As ISO 8601 has it, as C's __DATE__, as ctime. A date alone may be a version's.
 _ISO = re.compile(rb"20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d")
 _YEAR = re.compile(rb" 20\d\d(?!\w)")
@@ -155,16 +156,21 @@ def find_traces(data: bytes, places: Iterable[str], names: Iterable[str]) -> Ite
 def _find_path(data: bytes) -> bytes:
     for root in _ROOTS:
         at = data.find(root)
-        while at >= 0:
-            for match in _PATH.finditer(data, max(0, at - _PATH_BEGINS), at + 1000):
-                if (
-                    match.start() <= at + 1 < match.end()
-                    and (root[:1] != b"/" or match.start() == at)
-                    and len(match[0]) > len(root)
-                ):
-                    return match[0]
-            at = data.find(root, at + 1)
+        for _ in range(_MOST_LOOKS):
+            if at < 0:
+                break
+            # A root that ends a path's name is found anywhere in it, one that begins it at its begin.
+            begin = at if root[:1] == b"/" else max(0, at - _PATH_BEGINS)
+            match = _PATH.match(data, at, at + 1000) if begin == at else _path_around(data, begin, at)
+            if match and len(match[0]) > len(root):
+                return match[0]
+            at = data.find(root, at + len(root))
     return b""
+
+
+def _path_around(data: bytes, begin: int, at: int) -> re.Match[bytes] | None:
+    paths = _PATH.finditer(data, begin, at + 1000)
+    return next((match for match in paths if match.start() <= at < match.end()), None)
 
 
 def _find_time(data: bytes) -> bytes:
