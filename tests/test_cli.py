@@ -43,6 +43,31 @@ def test_what_cannot_be_opened(command: str, what: str, says: str, capsys: pytes
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x").mkdir(mode=0)
+    try:
+        assert main(["inspect", str(tmp_path / "x")]) == 2
+    finally:
+        (tmp_path / "x").chmod(0o755)
+    assert capsys.readouterr().err.startswith("tlaot: ")
+
+
+def test_a_disk_that_is_full(folder: Path) -> None:
+    """One line on standard error, exit status 2."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), *filter(None, sys.path)])}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tlaot.cli", "inspect", "pk_cli"],
+            env=env,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "tlaot: standard output: No space left on device\n"
+
+
 def test_a_wheel_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An ordinary wheel."""
     path = tmp_path / "x-1-py3-none-any.whl"

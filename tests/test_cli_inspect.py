@@ -178,10 +178,22 @@ def test_a_filter_that_lets_nothing_through(
 def test_shapes_of_text_and_flags_are_chosen_as_they_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shapes: list[dict[str, Any]] = [{"dtype": "float16", "causal": True, "M": 64}, {"dtype": "float16", "M": "64"}]
+    shapes: list[dict[str, Any]] = [
+        {"dtype": "float16", "causal": True, "M": 64},
+        {"dtype": "float16", "M": "64", "axes": [0, 1], "eps": 1e-6, "mask": None},
+    ]
     made = [(dataclasses.replace(variant("k", [], [], shape), path=f"k/{i}"), b"") for i, shape in enumerate(shapes)]
     write_package(tmp_path, "pk", {"k": made})
-    for text, count in (("dtype=float16", 2), ("causal=true", 1), ("M=64", 2), ('M="64"', 1), ("M=64, causal=true", 1)):
+    one = (
+        "causal=true",
+        'M="64"',
+        "M=64, causal=true",
+        "axes=[0, 1]",
+        "axes=[0, 1],M=64",
+        "eps=1e-06",
+        "mask=null,axes=[0, 1]",
+    )
+    for text, count in {"dtype=float16": 2, "M=64": 2, **dict.fromkeys(one, 1)}.items():
         assert main(["inspect", str(tmp_path / "pk"), "--json", "--shape", text]) == 0
         assert len(json.loads(capsys.readouterr().out)) == count, text
 

@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `tlaot inspect ... | head`. What is left in the buffer must go somewhere when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # A folder that nobody may read, a file that goes while it is looked at, a full disk.
+        print(f"tlaot: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
     return status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +93,7 @@ def list_what(what: str) -> list[Listing]:
     """
     if _is_lock(Path(what)):
         return [_list_lock(Path(what))]
-    wheels = sorted(Path(what).glob("*.whl")) if Path(what).is_dir() else []
+    wheels = sorted(Path(what).glob("*.whl")) if what and Path(what).is_dir() else []
     if wheels:
         return [_list_package(packaged) for wheel in wheels for packaged in open_packaged(str(wheel))]
     return [_list_package(packaged) for packaged in open_packaged(what)]
@@ -156,7 +157,8 @@ def _fits(option: str, text: str, row: Row) -> bool:
         return row.kernel == text
     if option == "target":
         return text in (row.target, *row.target.split(":"))
-    for part in filter(None, text.split(",")):
+    # A list's own commas are followed by no name.
+    for part in filter(None, re.split(r",(?=[^,=]+=)", text)):
         name, _, value = part.partition("=")
         name, value = name.strip(), value.strip()
         if name not in row.shape or value not in (_as_text(row.shape[name]), json.dumps(row.shape[name])):
