@@ -15,7 +15,7 @@ from .fit import spec_fields
 from .frontends import FRONTENDS
 from .plan import Workload
 from .site import Site, equip
-from .sources import digest_modules, modules_of
+from .sources import Known, digest_modules, modules_of
 from .spec import KernelSpec, Spec
 from .toolchain import find_toolchain
 
@@ -195,7 +195,7 @@ def plan_group(group: Group, site: Site) -> Work:
 
 def _describe(group: Group, workloads: Mapping[str, Workload], site: Site) -> Work:
     """The group with what its evidence depends on."""
-    known: dict[Any, str] = {}
+    known: Known = {}
     evidence = group.stand_in or group.target
     device = site.workshop.device_of(evidence)
     return Work(

@@ -186,10 +186,12 @@ def _make_group(work: Work, known: Known, found: Mapping[Key, Entry], site: Site
         if group.stand_in is not None:
             kept.append(derive_entry(work, workload, entry, built, site))
             continue
-        refuse_other_code(entry, built, work.tools)
         kept.append(entry if entry.code else replace(entry, code=dict(built.code)))
+        if path in known.locked:
+            refuse_other_code(entry, built, work.tools)
+            continue
         for candidate in workload.candidates():
-            if path not in known.locked and canonical(dict(candidate.config)) != canonical(dict(entry.ships)):
+            if canonical(dict(candidate.config)) != canonical(dict(entry.ships)):
                 store.drop_sources(candidate)
     return kept, winners
 

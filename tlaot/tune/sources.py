@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .spec import KernelSpec
 
-__all__ = ["changed_modules", "digest_modules", "digest_text", "modules_of"]
+__all__ = ["Known", "changed_modules", "digest_modules", "digest_text", "modules_of"]
 
 # What formatted strings are made of from Python 3.12 (t"" from 3.14); before, and here, they are one token.
 _OPENING = {getattr(tokenize, name, -1) for name in ("FSTRING_START", "TSTRING_START")} - {-1}
@@ -41,13 +41,17 @@ def modules_of(kernel: KernelSpec) -> list[str]:
     return sorted({name.partition(":")[0] for name in names if isinstance(name, str)})
 
 
-def digest_modules(root: Path, modules: Iterable[str], known: dict[Path, str] | None = None) -> dict[str, str]:
+# What is known of files: the digest, and the modules that are imported.
+Known = dict[Path, tuple[str, tuple[str, ...]]]
+
+
+def digest_modules(root: Path, modules: Iterable[str], known: Known | None = None) -> dict[str, str]:
     """Digests of some modules and all that they import, by dotted name, as far as they lie below a folder.
 
     Args:
         root: The folder that the modules are imported from.
         modules: Dotted names.
-        known: Digests of files, which is added to: for several calls in a row.
+        known: What is known of files there, which is added to: for several calls in a row.
     """
     known = {} if known is None else known
     found: dict[str, str] = {}
@@ -57,14 +61,14 @@ def digest_modules(root: Path, modules: Iterable[str], known: dict[Path, str] | 
         path = _locate(root, name)
         if name in found or path is None:
             continue
-        try:
-            data = path.read_bytes()
-        except OSError:
-            continue  # whoever imports it will say so
         if path not in known:
-            known[path] = digest_text(data)
-        found[name] = known[path]
-        waiting.extend(_imports(data, name, path.name == "__init__.py", root))
+            try:
+                data = path.read_bytes()
+            except OSError:
+                continue  # whoever imports it will say so
+            known[path] = digest_text(data), tuple(_imports(data, name, path.name == "__init__.py", root))
+        found[name], imports = known[path]
+        waiting.extend(imports)
     return dict(sorted(found.items()))
 
 

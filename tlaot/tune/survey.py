@@ -22,7 +22,7 @@ from .groups import Group, all_groups
 from .lock import Entry, Key, Lock, key_of
 from .machine import find_distributions
 from .plan import Workload, canonical
-from .sources import digest_modules, modules_of
+from .sources import Known, digest_modules, modules_of
 from .spec import KernelSpec, Spec
 from .toolchain import HostCompiler, Toolchain
 
@@ -46,7 +46,7 @@ class Finding:
 
 def fits_present(spec: Spec, source_root: Path) -> Callable[[Entry], bool]:
     """Whether an entry fits the spec and the sources as they are; its configs are not looked at."""
-    known: dict[Path, str] = {}
+    known: Known = {}
     groups: dict[tuple[str, str], list[tuple[Group, KernelSpec]]] = {}
     for group in all_groups(spec):
         for kernel in group.kernels:
@@ -73,7 +73,7 @@ def survey(spec: Spec, source_root: Path, lock: Lock) -> list[Finding]:
     """
     findings: list[Finding] = []
     seen: set[Key] = set()
-    known: dict[Path, str] = {}
+    known: Known = {}
     with _expander(spec, source_root) as expand:
         for group in all_groups(spec):
             for kernel in group.kernels:
