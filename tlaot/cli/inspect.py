@@ -93,6 +93,8 @@ def _summarise(listing: Listing, rows: Sequence[Row]) -> str:
         return text
     shared = sum(1 for row in rows if row.variant is not None and row.variant.stored)
     size = f"{spell_bytes(sum(row.size or 0 for row in rows))} installed"
+    if listing.deflated is not None and len(rows) == len(listing.rows):
+        size += f", {spell_bytes(listing.deflated)} in the wheel"
     size += f", {shared} with a binary that another one has" if shared else ""
     return f"{text}: {size}; packaged by tlaot {listing.writer}"
 

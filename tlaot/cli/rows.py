@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PackageError, did_you_mean
-from ..manifest import Variant
-from ..packaged import Packaged, open_packaged
+from ..manifest import MANIFEST_NAME, Variant, loads
+from ..packaged import Found, find_packaged, open_wheel
 from ..runtime.dispatch import describe_params
 from ..spelling import spell_items
 
@@ -51,7 +51,7 @@ class Row:
     signature: str = ""
     size: int | None = None
     variant: Variant | None = None
-    source: Packaged | None = None
+    source: Found | None = None
 
     @property
     def trusted(self) -> bool:
@@ -70,6 +70,7 @@ class Listing:
         rows: By kernel, in the order of the manifest or the lock.
         companions: Of a split package, the distributions that have its other kernels, each with its targets.
         elsewhere: Names of kernels that only companions have.
+        deflated: Bytes that all of it takes in its wheel; None where it is in none.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Listing:
     rows: tuple[Row, ...]
     companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
+    deflated: int | None = None
 
     @property
     def is_lock(self) -> bool:
@@ -94,9 +96,7 @@ def list_what(what: str) -> list[Listing]:
     if _is_lock(Path(what)):
         return [_list_lock(Path(what))]
     wheels = sorted(Path(what).glob("*.whl")) if what and Path(what).is_dir() else []
-    if wheels:
-        return [_list_package(packaged) for wheel in wheels for packaged in open_packaged(str(wheel))]
-    return [_list_package(packaged) for packaged in open_packaged(what)]
+    return [_list_package(found) for one in wheels or [what] for found in find_packaged(str(one))]
 
 
 def label_of(row: Row) -> str:
@@ -180,8 +180,8 @@ def _is_lock(path: Path) -> bool:
         return False
 
 
-def _list_package(packaged: Packaged) -> Listing:
-    manifest = packaged.manifest
+def _list_package(found: Found) -> Listing:
+    manifest = loads(found.read(MANIFEST_NAME), found.label)
     rows = [
         Row(
             manifest.package,
@@ -197,13 +197,26 @@ def _list_package(packaged: Packaged) -> Listing:
             describe_params(variant),
             sum(digest.size for file, digest in variant.files.items() if file not in variant.stored),
             variant,
-            packaged,
+            found,
         )
         for name, kernel in sorted(manifest.kernels.items())
         for variant in kernel.variants
     ]
     elsewhere = tuple(name for name, kernel in sorted(manifest.kernels.items()) if not kernel.variants)
-    return Listing(manifest.package, packaged.label, manifest.writer, tuple(rows), manifest.companions, elsewhere)
+    return Listing(
+        manifest.package,
+        found.label,
+        manifest.writer,
+        tuple(rows),
+        manifest.companions,
+        elsewhere,
+        _deflated(found) if found.inside else None,
+    )
+
+
+def _deflated(found: Found) -> int:
+    with open_wheel(found.place) as wheel:
+        return sum(member.compress_size for member in wheel.infolist() if member.filename.startswith(found.inside))
 
 
 def _list_lock(path: Path) -> Listing:
