@@ -96,7 +96,7 @@ def list_what(what: str) -> list[Listing]:
     if _is_lock(Path(what)):
         return [_list_lock(Path(what))]
     wheels = sorted(Path(what).glob("*.whl")) if what and Path(what).is_dir() else []
-    return [_list_package(found) for one in wheels or [what] for found in find_packaged(str(one))]
+    return [_list_package(found) for one in [*map(str, wheels)] or [what] for found in find_packaged(one)]
 
 
 def label_of(row: Row) -> str:
