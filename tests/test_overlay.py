@@ -22,7 +22,8 @@ from tlaot.cli import main
 from tlaot.manifest import Param, Variant
 from tlaot.runtime import overlay as overlay_module
 from tlaot.runtime.dispatch import Argument
-from tlaot.runtime.overlay import cpu_name, overlay_path
+from tlaot.runtime.overlay import cpu_name
+from tlaot.runtime.places import overlay_path
 
 np = pytest.importorskip("numpy")
 

@@ -98,8 +98,7 @@ def _device(text: str) -> tuple[int, int]:
 
 def _retune(options: argparse.Namespace) -> int:
     from ..runtime.load import Kernels
-    from ..runtime.overlay import overlay_path
-    from ..runtime.places import find_homes
+    from ..runtime.places import find_homes, overlay_path
     from ..tune.retune import Options
 
     asked = Options(options.kernel, tuple(options.shape), options.inputs, options.seconds, options.busy)

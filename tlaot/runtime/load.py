@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CallError, DispatchError, LoadError, PackageError, did_you_mean
 from ..manifest import FileDigest, Manifest, Variant, place_of, verify_file
@@ -17,7 +17,6 @@ from .device import cuda_capability, cuda_place
 from .dispatch import Argument, Place, describe_params, resolve
 from .floors import require_floors
 from .notes import say_once
-from .overlay import Overlay, read_overlay, replace_variant
 from .places import (
     Folders,
     Home,
@@ -25,11 +24,15 @@ from .places import (
     merge_homes,
     missing_companions,
     name_companions,
+    overlay_path,
     pack_homes,
     spell_homes,
     unpack_homes,
 )
 from .refusal import check_factory_names
+
+if TYPE_CHECKING:
+    from .overlay import Overlay
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
 
@@ -88,7 +91,7 @@ def load(package: str, path: Folders | None = None) -> Kernels:
         if not building:
             raise
         return Kernels(package, [])
-    return Kernels(package, homes, read_overlay(package, homes))
+    return Kernels(package, homes, _overlay_of(package, homes))
 
 
 def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
@@ -98,8 +101,17 @@ def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
 
 def _reopen(package: str, homes: Iterable[Any], name: str | None = None) -> Any:
     found = unpack_homes(homes)
-    kernels = Kernels(package, found, read_overlay(package, found))
+    kernels = Kernels(package, found, _overlay_of(package, found))
     return kernels if name is None else kernels[name]
+
+
+def _overlay_of(package: str, homes: Sequence[Home]) -> Overlay | None:
+    path = overlay_path(package)
+    if path is None or not os.path.lexists(path):
+        return None  # as nearly everywhere: what reads one is not imported
+    from .overlay import read_overlay
+
+    return read_overlay(package, homes)
 
 
 def load_function(path: Path, expected: FileDigest) -> Callable[..., Any]:
@@ -306,7 +318,7 @@ class Kernel:
             raise self._name_companions(error, place) from None
         if self._overlay is None:
             return chosen
-        return replace_variant(self._overlay, self.name, self.variants, chosen, call.arguments, place, factory_args)
+        return self._overlay.replace(self.name, self.variants, chosen, call.arguments, place, factory_args)
 
     def _name_companions(self, error: DispatchError, place: Place) -> DispatchError:
         if place.device_type != DLPACK_CUDA or not missing_companions(self._homes):

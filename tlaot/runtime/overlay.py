@@ -22,22 +22,18 @@ from typing import Any
 from ..manifest import Variant
 from ..target import DLPACK_CPU
 from .dispatch import Argument, Place, given_params, resolve
-from .places import Home
+from .places import OVERLAY_VARIABLE, Home, overlay_path
 
 __all__ = [
-    "OVERLAY_VARIABLE",
     "VERSION",
     "Overlay",
     "digest_homes",
     "name_device",
-    "overlay_path",
     "read_overlay",
-    "replace_variant",
     "spell_inputs",
     "workload_key",
 ]
 
-OVERLAY_VARIABLE = "TLAOT_OVERLAY"
 VERSION = 1
 _LARGEST = 16 << 20
 
@@ -71,6 +67,24 @@ class Overlay:
         """Whether variants were timed on the model of a device."""
         return bool(self.choices(name_device(place)))
 
+    def replace(
+        self,
+        kernel: str,
+        variants: Sequence[Variant],
+        chosen: Variant,
+        arguments: Sequence[Argument],
+        place: Place,
+        factory_args: Mapping[str, Any],
+    ) -> Variant:
+        """What a call runs in place of the variant that dispatch chose; that one, where nothing is said of the call."""
+        choices = self.choices(name_device(place))
+        wanted = choices.get((kernel, workload_key(chosen.shape), spell_inputs(chosen, arguments))) if choices else None
+        if wanted is None:
+            return chosen
+        found = [v for v in variants if (v.target, workload_key(v.shape)) == wanted]
+        fitting, _ = resolve(found, arguments, place, factory_args)
+        return fitting[0] if fitting else chosen
+
     def _read(self, device: str) -> Choices:
         section = self.devices.get(device)
         if section is None:
@@ -92,28 +106,6 @@ class Overlay:
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             _say_once(f"{self.path}: what it has for {device} is damaged ({error!r}), and is not used")
             return {}
-
-
-def overlay_path(package: str, environ: Mapping[str, str] | None = None) -> Path | None:
-    """Where the overlay of a package is: ``TLAOT_OVERLAY`` (a file, or a folder of such), else the user's configuration folder.
-
-    Returns:
-        The file, which need not exist; None where overlays are off (``TLAOT_OVERLAY=off``) or the user has no folder.
-    """
-    environ = os.environ if environ is None else environ
-    said = environ.get(OVERLAY_VARIABLE, "")
-    if said == "off":
-        return None
-    if said:
-        path = os.path.abspath(said)
-        return Path(path, f"{package}.json") if os.path.isdir(path) else Path(path)
-    root = environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(root):
-        home = environ.get("HOME") or os.path.expanduser("~")
-        if not os.path.isabs(home):
-            return None
-        root = os.path.join(home, ".config")
-    return Path(root, "tlaot", "overlays", f"{package}.json")
 
 
 def read_overlay(package: str, homes: Sequence[Home], environ: Mapping[str, str] | None = None) -> Overlay | None:
@@ -138,27 +130,6 @@ def read_overlay(package: str, homes: Sequence[Home], environ: Mapping[str, str]
         _say_once(f"{path}: the overlay cannot be used ({error}); make it again: tlaot retune {package}")
         return None
     return Overlay(path, digest_homes(homes), body["devices"])
-
-
-def replace_variant(
-    overlay: Overlay,
-    kernel: str,
-    variants: Sequence[Variant],
-    chosen: Variant,
-    arguments: Sequence[Argument],
-    place: Place,
-    factory_args: Mapping[str, Any],
-) -> Variant:
-    """What a call runs in place of the variant that dispatch chose; that one, where the overlay says nothing of the call."""
-    choices = overlay.choices(name_device(place))
-    if not choices:
-        return chosen
-    wanted = choices.get((kernel, workload_key(chosen.shape), spell_inputs(chosen, arguments)))
-    if wanted is None:
-        return chosen
-    found = [v for v in variants if (v.target, workload_key(v.shape)) == wanted]
-    fitting, _ = resolve(found, arguments, place, factory_args)
-    return fitting[0] if fitting else chosen
 
 
 def spell_inputs(variant: Variant, arguments: Sequence[Argument]) -> tuple[str, ...]:

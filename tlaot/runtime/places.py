@@ -21,6 +21,7 @@ from .companions import GROUP, Companion, find_companions, normal_name, version_
 from .locate import archive_of, explain_absence, package_folders
 
 __all__ = [
+    "OVERLAY_VARIABLE",
     "PATH_VARIABLE",
     "Folders",
     "Home",
@@ -28,10 +29,16 @@ __all__ = [
     "find_homes",
     "merge_homes",
     "missing_companions",
+    "name_companions",
     "open_home",
+    "overlay_path",
+    "pack_homes",
+    "spell_homes",
+    "unpack_homes",
 ]
 
 PATH_VARIABLE = "TLAOT_PATH"
+OVERLAY_VARIABLE = "TLAOT_OVERLAY"
 
 Folders: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
@@ -247,6 +254,28 @@ def _nothing(
     listed = ", ".join(map(str, named)) or "not set"
     looked = [f"no installed distribution has an entry point {package} in the group {GROUP}", f"{origin}: {listed}"]
     return PackageError(f"package {package}", "\n  ".join([what, *looked]), remedy)
+
+
+def overlay_path(package: str, environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where the overlay of a package is: ``TLAOT_OVERLAY`` (a file, or a folder of such), else the user's configuration folder.
+
+    Returns:
+        The file, which need not exist; None where overlays are off (``TLAOT_OVERLAY=off``) or the user has no folder.
+    """
+    environ = os.environ if environ is None else environ
+    said = environ.get(OVERLAY_VARIABLE, "")
+    if said == "off":
+        return None
+    if said:
+        path = os.path.abspath(said)
+        return Path(path, f"{package}.json") if os.path.isdir(path) else Path(path)
+    root = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(root):
+        home = environ.get("HOME") or os.path.expanduser("~")
+        if not os.path.isabs(home):
+            return None
+        root = os.path.join(home, ".config")
+    return Path(root, "tlaot", "overlays", f"{package}.json")
 
 
 def name_companions(
