@@ -16,6 +16,7 @@ from .record import load_record, record_key
 from .site import Site
 
 __all__ = [
+    "NO_ENTRY",
     "Known",
     "drop_hopeless",
     "is_locked",
@@ -27,6 +28,8 @@ __all__ = [
     "refuse",
     "stand_in_key",
 ]
+
+NO_ENTRY = "has no entry"
 
 # More lines than this of one error help nobody.
 _MOST_LINES = 20
@@ -81,7 +84,7 @@ def recall_entry(workload: Workload, work: Work, site: Site) -> Entry | str:
     entry = site.lock.entries.get(key)
     if entry is None or entry.tuned_as is not None:
         # An entry without evidence is of a target that was a stand-in.
-        return "has no entry" if work.group.stand_in is None else f"{key[1]} has no entry of it"
+        return NO_ENTRY if work.group.stand_in is None else f"{key[1]} has no entry of it"
     if key in site.lock.edited:
         return "was edited by hand"
     where = workload.kernel.where

@@ -10,7 +10,7 @@ from ..target import Target
 from .child import Child, Failed
 from .compile import CompilePool
 from .groups import Group, Work, lacking_device
-from .known import Known, recall_record, record_key_of, refuse
+from .known import NO_ENTRY, Known, recall_record, record_key_of, refuse
 from .lock import LOCK_NAME, Entry, doubts_of
 from .measure import Measured
 from .plan import Candidate, Workload, counted
@@ -85,9 +85,13 @@ def _say_known(work: Work, known: Known, site: Site) -> None:
             told += [*doubts, f"{again} on a quiet machine tunes again"]
         say = site.journal.say if doubts or path in known.recorded else site.journal.write
         say(f"tlaot: {work.workloads[path].label}: {'; '.join(told)}")
-    if site.lock.entries or site.settings.lock == "update":
+    if site.lock.entries:
+        new = sum(reason == NO_ENTRY for reason in known.lacking.values())
+        if new:
+            site.journal.say(f"tlaot: {work.group.target}: {LOCK_NAME} has no entry of {counted(new, 'workload')}")
         for path, reason in known.lacking.items():
-            site.journal.say(f"tlaot: {work.workloads[path].label}: {LOCK_NAME}: {reason}")
+            if reason != NO_ENTRY:
+                site.journal.say(f"tlaot: {work.workloads[path].label}: {LOCK_NAME} does not hold: {reason}")
 
 
 def _plan_searches(group: Group, workloads: Sequence[Workload]) -> list[tuple[list[Workload], Search]]:
