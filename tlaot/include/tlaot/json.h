@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -164,6 +163,7 @@ class JsonReader {
 /// written, so that no number has to be spelt again.
 inline std::string body_of(const std::string& text, const std::string& digest) {
   std::string out;
+  out.reserve(text.size());
   bool quoted = false;
   for (size_t i = 0; i < text.size(); i++) {
     char c = text[i];
@@ -181,7 +181,9 @@ inline std::string body_of(const std::string& text, const std::string& digest) {
 
 inline std::string read_file(const std::string& path, const std::string& what) {
   std::ifstream file(path, std::ios::binary);
-  std::string data((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  std::string data;
+  char block[1 << 16];
+  while (file.read(block, sizeof block) || file.gcount() > 0) data.append(block, static_cast<size_t>(file.gcount()));
   if (!file.is_open() || file.bad())
     throw Error("PackageError", path, what + " cannot be read (" + std::strerror(errno) + ")", kReinstall);
   return data;

@@ -12,6 +12,8 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "error.h"
@@ -78,27 +80,42 @@ class Kernel {
 
   /// The same kernel with only those variants that were made for these factory arguments.
   Kernel bind(const FactoryArgs& factory) const {
-    Kernel bound(where_);
+    Variants bound;
     for (const auto& [name, value] : factory) {
       bool known = false;
-      for (const auto& one : variants_) known = known || one->factory.find(name);
+      for (const auto& one : table_->variants) known = known || one->factory.find(name);
       if (!known) throw Error("CallError", where_, "unknown factory argument '" + name + "'");
     }
-    for (const auto& one : variants_) {
+    for (const auto& one : table_->variants) {
       bool fit = true;
       for (const auto& [name, value] : factory) {
         const detail::Json* found = one->factory.find(name);
         fit = fit && found && value.is(*found);
       }
-      if (fit) bound.variants_.push_back(one);
+      if (fit) bound.push_back(one);
     }
-    if (bound.variants_.empty()) throw Error("DispatchError", where_, "no packaged variant has these factory arguments");
-    return bound;
+    if (bound.empty()) throw Error("DispatchError", where_, "no packaged variant has these factory arguments");
+    return Kernel(where_, std::move(bound));
   }
 
  private:
   friend class Package;
-  explicit Kernel(std::string where) : where_(std::move(where)) {}
+  using Variants = std::vector<std::shared_ptr<const detail::Variant>>;
+
+  /// Never changed once it is made: threads share it without a lock.
+  struct Table {
+    explicit Table(Variants all) : variants(std::move(all)) {
+      for (const auto& one : variants) {
+        if (one->symbols.empty()) by_shape[detail::shape_key(*one)].push_back(one.get());
+        else symbolic.push_back(one.get());
+      }
+    }
+    Variants variants;
+    std::unordered_map<uint64_t, std::vector<const detail::Variant*>> by_shape;
+    std::vector<const detail::Variant*> symbolic;
+  };
+
+  Kernel(std::string where, Variants variants) : where_(std::move(where)), table_(std::make_shared<const Table>(std::move(variants))) {}
 
   struct Here {
     DLDevice device{};
@@ -127,7 +144,7 @@ class Kernel {
   }
 
   bool has_cuda() const {
-    return std::any_of(variants_.begin(), variants_.end(), [](const auto& one) { return one->target.cuda; });
+    return std::any_of(table_->variants.begin(), table_->variants.end(), [](const auto& one) { return one->target.cuda; });
   }
 
   static detail::Capability capability_of(int device_id) {
@@ -168,8 +185,13 @@ class Kernel {
   const detail::Variant& pick(const TVMFFIAny* args, const detail::Slot* slots, int32_t count) const {
     Here here = find_place(args, count);
     std::vector<const detail::Variant*> fitting;
-    for (const auto& one : variants_)
-      if (accepts(*one, args, count, here, nullptr)) fitting.push_back(one.get());
+    const auto look_at = [&](const std::vector<const detail::Variant*>& some) {
+      for (const auto* one : some)
+        if (accepts(*one, args, count, here, nullptr)) fitting.push_back(one);
+    };
+    const auto exact = table_->by_shape.find(detail::shape_key(args, count));
+    if (exact != table_->by_shape.end()) look_at(exact->second);
+    look_at(table_->symbolic);
     const auto keep = [&fitting](auto&& wanted) {
       fitting.erase(std::remove_if(fitting.begin(), fitting.end(), [&](const auto* one) { return !wanted(*one); }), fitting.end());
     };
@@ -235,14 +257,14 @@ class Kernel {
 
   Error refuse_all(const TVMFFIAny* args, int32_t count, const Here& here) const {
     std::string call, lines;
-    const bool elsewhere = std::none_of(variants_.begin(), variants_.end(), [&](const auto& one) {
+    const bool elsewhere = std::none_of(table_->variants.begin(), table_->variants.end(), [&](const auto& one) {
       return one->target.cuda == (here.device.device_type == kDLCUDA);
     });
     for (int32_t i = 0; i < count; i++) {
       const DLTensor* tensor = detail::tensor_of(args[i]);
       call += (i ? ", " : "") + (tensor ? detail::spell(tensor->dtype) + detail::spell(tensor->shape, tensor->ndim) : "a number");
     }
-    for (const auto& one : variants_) {
+    for (const auto& one : table_->variants) {
       std::string why;
       accepts(*one, args, count, here, &why);
       lines += "\n  " + one->target_name + " " + one->workload + ": " + why;
@@ -254,7 +276,7 @@ class Kernel {
   }
 
   std::string where_;
-  std::vector<std::shared_ptr<const detail::Variant>> variants_;
+  std::shared_ptr<const Table> table_;
 };
 
 /// The kernels of one package, read from its manifest; a binary is loaded at its first call.
@@ -266,7 +288,9 @@ class Package {
   /// Throws Error, "PackageError": a manifest is missing, damaged or of another format; two folders have the same variant.
   explicit Package(const std::string& folder) : Package(std::vector<std::string>{folder}) {}
   explicit Package(const std::vector<std::string>& folders) {
-    for (const std::string& folder : folders) add(folder);
+    std::map<std::string, Kernel::Variants> found;
+    for (const std::string& folder : folders) add(folder, &found);
+    for (auto& [name, variants] : found) kernels_.emplace(name, Kernel(name_ + "." + name, std::move(variants)));
   }
 
   /// A kernel by name. Throws Error, "PackageError", where there is none.
@@ -285,7 +309,7 @@ class Package {
   }
 
  private:
-  void add(const std::string& folder) {
+  void add(const std::string& folder, std::map<std::string, Kernel::Variants>* found) {
     const std::string root = std::ifstream(folder + "/manifest.json") ? folder : folder + "/_tlaot";
     const std::string path = root + "/manifest.json";
     const detail::Json manifest = detail::read_sealed(path, "the kernel manifest", kFormat);
@@ -293,22 +317,20 @@ class Package {
       if (name_.empty()) name_ = manifest.at("package").string();
       const detail::Json& kernels = manifest.at("kernels");
       for (size_t i = 0; i < kernels.names.size(); i++)
-        for (const detail::Json& entry : kernels.values[i].array()) add(kernels.names[i], entry, root, path);
+        for (const detail::Json& entry : kernels.values[i].array()) {
+          auto variant = detail::read_variant(entry, root, path);
+          const auto claim = std::make_tuple(kernels.names[i], variant->target_name, variant->workload);
+          if (const auto [former, fresh] = claims_.emplace(claim, path); !fresh)
+            throw Error("PackageError", path, kernels.names[i] + " for " + variant->target_name + " " + variant->workload +
+                                                  " is also in " + former->second, "Remove one of the two.");
+          (*found)[kernels.names[i]].push_back(std::move(variant));
+        }
     } catch (const std::out_of_range& error) {
       throw Error("PackageError", path, std::string("the kernel manifest lacks ") + error.what(), detail::kReinstall);
     }
   }
 
-  void add(const std::string& name, const detail::Json& entry, const std::string& root, const std::string& path) {
-    auto variant = detail::read_variant(entry, root, path);
-    Kernel& kernel = kernels_.try_emplace(name, Kernel(name_ + "." + name)).first->second;
-    for (const auto& one : kernel.variants_)
-      if (one->target_name == variant->target_name && one->workload == variant->workload)
-        throw Error("PackageError", path, name + " for " + one->target_name + " " + one->workload + " is also in " + one->file,
-                    "Remove one of the two.");
-    kernel.variants_.push_back(std::move(variant));
-  }
-
+  std::map<std::tuple<std::string, std::string, std::string>, std::string> claims_;
   std::string name_;
   std::map<std::string, Kernel> kernels_;
 };

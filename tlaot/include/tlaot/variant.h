@@ -72,6 +72,27 @@ inline std::string spell(DLDevice device) {
          std::to_string(device.device_id);
 }
 
+/// A hash of all tensors' sizes: equal for a variant without symbolic sizes and for the calls that it may fit.
+inline uint64_t mix(uint64_t key, uint64_t value) { return (key ^ value) * 0x9e3779b97f4a7c15u; }
+inline uint64_t shape_key(const Variant& variant) {
+  uint64_t key = 0;
+  for (const Param& param : variant.params) {
+    key = mix(key, ~uint64_t{param.shape.size()} << 32);
+    for (const Extent& e : param.shape) key = mix(key, static_cast<uint64_t>(e.value));
+  }
+  return key;
+}
+inline uint64_t shape_key(const TVMFFIAny* args, int32_t count) {
+  uint64_t key = 0;
+  for (int32_t i = 0; i < count; i++) {
+    const DLTensor* tensor = tensor_of(args[i]);
+    const int32_t ndim = tensor ? tensor->ndim : 0;
+    key = mix(key, ~static_cast<uint64_t>(ndim) << 32);
+    for (int32_t d = 0; d < ndim; d++) key = mix(key, static_cast<uint64_t>(tensor->shape[d]));
+  }
+  return key;
+}
+
 /// Whether an argument fits a parameter; where it does not and `why` is given, in words.
 inline bool fits(const Variant& variant, const Param& param, const TVMFFIAny& arg, std::vector<int64_t>* sizes, std::string* why) {
   const auto say = [&](const std::string& text) {
