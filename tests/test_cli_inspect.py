@@ -330,24 +330,26 @@ def test_a_shared_binary_is_counted_once(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tltune.lock"
+    shared = locks.entry(256, ships={"block": 64})
     doubtful = locks.entry(128, trusted=False, notes=("busy",), checked=False)
     derived = locks.entry(64, target="cuda:sm_100a", tuned_as="cuda:sm_90a", candidates=(), winner={}, device={})
-    path.write_text(dump_lock(locks.lock(locks.entry(64), doubtful, derived)))
+    path.write_text(dump_lock(locks.lock(locks.entry(64), doubtful, derived, shared)))
     assert main(["inspect", str(path)]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
         line.split()
         for line in """\
-3 entries of 1 kernel for cuda:sm_100a, cuda:sm_90a
+4 entries of 1 kernel for cuda:sm_100a, cuda:sm_90a
 
 add
 target        shape      time  vs first  vs reference  config     note
 cuda:sm_100a  N=64          -                          block=128  not measured
 cuda:sm_90a   N=64   0.125 ms     2.00x         4.00x  block=128
 cuda:sm_90a   N=128  0.125 ms     2.00x         4.00x  block=128  times not to be trusted: busy; results NOT checked (check = false)
+cuda:sm_90a   N=256   0.25 ms     1.00x         2.00x  block=64   in place of the fastest, block=128 (max-slowdown)
 
 target        variants  tuned on                              made by
 cuda:sm_100a         1  stand-in: the configs of cuda:sm_90a  cc gcc 12.2.0, cuda 13.0, nvrtc 13.0, tilelang 0.1.15
-cuda:sm_90a          2  NVIDIA H200 (132 SMs)                 cc gcc 12.2.0, cuda 13.0, nvrtc 13.0, tilelang 0.1.15
+cuda:sm_90a          3  NVIDIA H200 (132 SMs)                 cc gcc 12.2.0, cuda 13.0, nvrtc 13.0, tilelang 0.1.15
 """.splitlines()
     ]
     assert main(["inspect", str(path), "--json", "--shape", "N=128"]) == 0

@@ -154,6 +154,8 @@ def _notes(row: Row) -> Iterator[str]:
         yield f"times not to be trusted: {notes or 'the device was not quiet'}"
     if row.properties.get("checked") is False:
         yield "results NOT checked (check = false)"
+    if "winner" in row.properties:
+        yield f"in place of the fastest, {spell_items(row.properties['winner'])} (max-slowdown)"
     if row.variant is not None and row.variant.stored:
         yield "binary of another variant"
 

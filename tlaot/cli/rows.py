@@ -242,5 +242,7 @@ def _of_entry(entry: Entry) -> Row:
     if entry.reference is not None:
         latency["ref_latency"] = entry.reference.latency
     properties: dict[str, Any] = {"checked": entry.checked} if entry.tuned_as is None else {}
+    if entry.winner and dict(entry.winner) != dict(entry.ships):
+        properties["winner"] = dict(entry.winner)
     properties |= {} if entry.trusted else {"trusted": False, "notes": list(entry.notes)}
     return Row("", entry.kernel, entry.target, entry.shape, entry.ships, latency, tuned, {}, entry.tools, properties)
