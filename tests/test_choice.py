@@ -157,6 +157,20 @@ say(attempt(kernels.k, cuda(8, device=2), cuda(8, device=2)))
     assert said[1] == ["SpecError", "TLAOT_PTX: expected 0 or 1, got 'never'\nWrite TLAOT_PTX=0 to have PTX refused."]
 
 
+def test_a_block_that_is_too_large_is_not_launched(package: Path, tmp_path: Path) -> None:
+    """What the manifest says of it is held against the device before anything is loaded."""
+    change(package, properties={"shared_memory": 131072})
+    script = """
+kernels.k(cuda(8), cuda(8))
+say(attempt(kernels.k, cuda(8, device=1), cuda(8, device=1)))
+"""
+    devices = "8.0:108:166912 8.9:58:101376"
+    lines, said = drive(PRELUDE + script, package, log=tmp_path / "log", devices=devices)
+    assert launched(lines) == ["sm_80"]
+    assert said[0][0] == "DispatchError"
+    assert said[0][1].count("needs 128 KiB of shared memory per block, cuda:1 has 99") == len(TARGETS)
+
+
 def test_a_device_that_nothing_is_for(package: Path, tmp_path: Path) -> None:
     """Older than the PTX, or of a family that none is for where there is no PTX: what there is, and what to add."""
     script = "say(attempt(kernels.k, cuda(8), cuda(8)))"

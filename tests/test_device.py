@@ -65,12 +65,12 @@ def test_a_device_is_described_once(driver: Path, tmp_path: Path) -> None:
     """Name, capability and multiprocessors; what visible devices are is the driver's affair."""
     run(
         """
-assert cuda_device(0) == CudaDevice("Device 40", (8, 6), 82)
-assert cuda_device(1) == CudaDevice("Device 41", (9, 0), 132)
+assert cuda_device(0) == CudaDevice("Device 40", (8, 6), 82, 8000)
+assert cuda_device(1) == CudaDevice("Device 41", (9, 0), 132, 9000)
 assert [cuda_device(i % 2).sm_count for i in range(10)] == [82, 132] * 5
 place = cuda_place(1, {})
 assert (place.capability, place.sm_count, place.device, place.ptx) == ((9, 0), 132, "Device 41", True)
-assert open(os.environ["LIBCUDA_LOG"]).read() == "iaaa" * 2
+assert open(os.environ["LIBCUDA_LOG"]).read() == "iaaaa" * 2
 """,
         driver,
         LIBCUDA_LOG=str(tmp_path / "log"),

@@ -128,6 +128,25 @@ def test_ptx_is_refused_where_it_is_forbidden() -> None:
         pick([native], arguments, orin)
 
 
+def test_code_that_needs_more_shared_memory_is_not_for_this_device() -> None:
+    """Code of 8.0 runs on 8.9, but a block has 99 KiB there and not 163; PTX of another config may fit."""
+    arguments = of((4, 8), (8, 4))
+    ada = Place(DLPACK_CUDA, 0, capability=(8, 9), shared_memory=101376)
+    large, small = (
+        dataclasses.replace(gemm(4, 4, 8, target), properties={"shared_memory": size})
+        for target, size in (("cuda:sm_80", 131072), ("cuda:compute_80", 65536))
+    )
+    for place in (dataclasses.replace(ada, shared_memory=None), dataclasses.replace(ada, shared_memory=131072)):
+        assert pick([large, small], arguments, place) is large
+    assert pick([large, small], arguments, ada) is small
+    with pytest.raises(DispatchError) as caught:
+        pick([large], arguments, ada)
+    assert "cuda:sm_80 {K=8, M=4, N=4}: needs 128 KiB of shared memory per block, cuda:0 has 99" in caught.value.what
+    assert "add cuda:sm_89 to the targets" in caught.value.remedy
+    unknown = dataclasses.replace(large, properties={"shared_memory": "a lot"})
+    assert pick([unknown], arguments, ada) is unknown
+
+
 def test_machine_code_for_any_size_goes_before_ptx_for_this_one() -> None:
     """Of the same workload; a switch of the factory makes another one, whose result may be another."""
     arguments, here = of((4, 8), (8, 4)), Place(DLPACK_CUDA, 0, capability=(9, 0))

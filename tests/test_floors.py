@@ -133,10 +133,20 @@ def test_the_manifest_has_them(tmp_path: Path) -> None:
     folder = build(lowered(HOST, PARAMS, [KERNEL]), tmp_path, target=target, cubin=ptx).parent
     (folder / "kernel.ptx").write_bytes(ptx)
     digest = digest_of((folder / "executable.so").read_bytes())
-    built = Built(folder, digest, tuple(PARAMS), (), {"name": "tvm", "version": "0"}, {}, compiler="nvrtc 13.0")
+    built = Built(
+        folder,
+        digest,
+        tuple(PARAMS),
+        (),
+        {"name": "tvm", "version": "0"},
+        {},
+        compiler="nvrtc 13.0",
+        shared_memory=65536,
+    )
     kernel = KernelSpec("k", "tvm", "m:f", (target,), (), (), "here")
     variant = pack_winner(Winner(Workload(kernel, target, {}, ({},)), {}, built, {}, {}), keep=True).variant
     assert {"cuda": "13.0", "toolkit": "13.0"}.items() <= variant.floor.items()
     assert tuple(map(int, variant.floor["glibc"].split("."))) <= (2, 17)
     assert "kernel.ptx" in variant.files
+    assert variant.properties["shared_memory"] == 65536
     assert variant.properties["variant"] == "nvidia :: sm_arch :: 80_virtual"

@@ -209,4 +209,5 @@ def test_what_later_devices_lack_is_left_out(workshop: Workshop) -> None:
         candidates = Workload(kernel, target, shape, (config,)).candidates()
         outcomes += compile_candidates(candidates, "tilelang", workshop, lambda *_: None)
     assert isinstance(outcomes[0], Built), outcomes[0]
+    assert outcomes[0].shared_memory == 131072
     assert outcomes[1] == Failed("prune", "needs 128.0 KiB of shared memory per block, cuda:compute_80 has 99 KiB")

@@ -39,7 +39,7 @@ def make_built(folder: Path, data: bytes = b"elf") -> Built:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "executable.so").write_bytes(data)
     (folder / "host_kernel.c").write_text("int x;")
-    return Built(folder, digest_of(data), (), (1,), {"name": "tvm"}, {"sm_count": 132}, "nvrtc 13.0")
+    return Built(folder, digest_of(data), (), (1,), {"name": "tvm"}, {"sm_count": 132}, "nvrtc 13.0", {}, 65536)
 
 
 def test_what_was_kept_is_there_for_the_next_process(tmp_path: Path) -> None:

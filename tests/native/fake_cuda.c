@@ -1,7 +1,7 @@
 /* A stand-in for libcuda.so.1: logs every call that matters as one line into the file named by FAKE_CUDA_LOG.
  *
- * Devices 0 to 7. FAKE_CUDA_DEVICES="8.6:82 9.0:132" gives the first of them capabilities and SM counts, the last of it the
- * others; FAKE_CUDA_VERSION what cuDriverGetVersion answers. PTX is "compiled" for each context when a function of it is needed.
+ * Devices 0 to 7. FAKE_CUDA_DEVICES="8.6:82:101376 9.0:132" gives the first of them capabilities, SM counts and (where it is
+ * not 232448) the shared memory of a block, the last of it the others; FAKE_CUDA_VERSION what cuDriverGetVersion answers. PTX is "compiled" for each context when a function of it is needed.
  *
  * FAKE_CUDA_FAIL="function:code" makes a function fail; a context is a number (device + 1) cast to a pointer. */
 #include <stdarg.h>
@@ -52,16 +52,17 @@ CUresult cuDriverGetVersion(int *version) {
 }
 CUresult cuDeviceGetAttribute(int *v, int attribute, CUdevice d) {
   const char *devices = getenv("FAKE_CUDA_DEVICES"), *next;
-  int major = 8, minor = 6, count = 82;
-  for (; devices && sscanf(devices, "%d.%d:%d", &major, &minor, &count) == 3 && d > 0; d--) {
+  int major = 8, minor = 6, count = 82, shared = 232448;
+  for (; devices && sscanf(devices, "%d.%d:%d:%d", &major, &minor, &count, &shared) >= 3 && d > 0; d--) {
     if (!(next = strchr(devices, ' '))) break;
     devices = next + 1;
+    shared = 232448;
   }
   switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *v = major; break;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *v = minor; break;
     case 16: *v = count; break; /* multiprocessors */
-    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *v = 232448; break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *v = shared; break;
     case CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE: *v = 1000; break;
     case CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE: *v = 3000; break;
     default: return 1;

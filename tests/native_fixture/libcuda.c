@@ -58,8 +58,8 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int major = 0, minor = 0, count = 0;
   log_call('a');
   if (!describe(device - 40, &major, &minor, &count)) return 101;
-  if (attribute != 16 && attribute != 75 && attribute != 76) return 1;
-  *value = attribute == 16 ? count : attribute == 75 ? major : minor;
+  if (attribute != 16 && attribute != 75 && attribute != 76 && attribute != 97) return 1;
+  *value = attribute == 16 ? count : attribute == 75 ? major : attribute == 76 ? minor : 1000 * major;
   return 0;
 }
 

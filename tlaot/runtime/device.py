@@ -18,6 +18,7 @@ __all__ = ["CudaDevice", "cuda_capability", "cuda_device", "cuda_place", "cuda_v
 _MULTIPROCESSOR_COUNT = 16
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
+_SHARED_MEMORY = 97
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ class CudaDevice:
         name: ``"NVIDIA H200"``.
         capability: Compute capability.
         sm_count: Streaming multiprocessors; of a MIG instance its own.
+        shared_memory: Bytes that one block may have, after opting in.
     """
 
     name: str
     capability: tuple[int, int]
     sm_count: int
+    shared_memory: int | None = None
 
 
 @cache
@@ -51,13 +54,13 @@ def cuda_device(ordinal: int) -> CudaDevice:
     _check(driver, driver.cuInit(0), where)
     _check(driver, driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(ordinal)), where)
     found = []
-    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSOR_COUNT):
+    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR, _MULTIPROCESSOR_COUNT, _SHARED_MEMORY):
         value = ctypes.c_int()
         _check(driver, driver.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), device), where)
         found.append(value.value)
     name = ctypes.create_string_buffer(256)
     _check(driver, driver.cuDeviceGetName(name, ctypes.c_int(len(name)), device), where)
-    return CudaDevice(name.value.decode(errors="replace"), (found[0], found[1]), found[2])
+    return CudaDevice(name.value.decode(errors="replace"), (found[0], found[1]), found[2], found[3])
 
 
 def cuda_capability(ordinal: int) -> tuple[int, int]:
@@ -82,6 +85,7 @@ def cuda_place(ordinal: int, environ: Mapping[str, str] | None = None) -> Place:
         ptx=text != "0",
         device=device.name,
         sm_count=device.sm_count,
+        shared_memory=device.shared_memory,
     )
 
 

@@ -40,6 +40,7 @@ class Place:
         ptx: Whether PTX may run, for which the driver's compiler is needed.
         device: Name of a CUDA device; "" where it is not known.
         sm_count: Streaming multiprocessors of a CUDA device; None where that is not known.
+        shared_memory: Bytes of shared memory that a block may have on a CUDA device; None: unknown, then any number.
     """
 
     device_type: int
@@ -49,6 +50,7 @@ class Place:
     ptx: bool = True
     device: str = ""
     sm_count: int | None = None
+    shared_memory: int | None = None
 
     def __str__(self) -> str:
         if self.device_type == DLPACK_CPU:
@@ -135,6 +137,7 @@ def find_mismatches(
 ) -> Iterable[tuple[str, str]]:
     """Why a variant does not fit a call, each reason with its kind; nothing where it does."""
     yield from _target_mismatches(target_of(variant.target), place)
+    yield from _memory_mismatches(variant, place)
     for name, value in factory_args.items():
         # True == 1 in Python, yet they are different workloads.
         if name not in variant.shape or not isinstance(value, (bool, int, float, str, type(None))):
@@ -173,6 +176,15 @@ def _target_mismatches(target: Target, place: Place) -> Iterable[tuple[str, str]
         yield "ptx", "is PTX, which the driver would have to compile; TLAOT_PTX=0 forbids it"
     elif not target.is_cuda and place.cpu_level is not None and target.cpu_rank > place.cpu_level:
         yield "target", f"needs {target.arch}, this processor has {CPU_LEVELS[place.cpu_level - 1]}"
+
+
+def _memory_mismatches(variant: Variant, place: Place) -> Iterable[tuple[str, str]]:
+    needed = variant.properties.get("shared_memory")
+    if isinstance(needed, int) and place.shared_memory is not None and needed > place.shared_memory:
+        yield (
+            "target",
+            f"needs {needed / 1024:g} KiB of shared memory per block, {place} has {place.shared_memory / 1024:g}",
+        )
 
 
 def _argument_mismatches(param: Param, argument: Argument, sizes: dict[str, int]) -> Iterable[tuple[str, str]]:

@@ -37,6 +37,7 @@ class Built:
         asked: Device properties that the factory asked for.
         compiler: What compiled its device code, ``"nvrtc 13.0"``; "" for none, or where that is not known.
         code: SHA-256 of what was generated: ``source``, and ``cubin`` or ``ptx``; empty where that is not known.
+        shared_memory: Bytes of dynamic shared memory per block that its launches need, as far as that is known.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class Built:
     asked: Mapping[str, Any]
     compiler: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
+    shared_memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -288,4 +290,5 @@ def _compile(candidate: Candidate, child: Child, workshop: Workshop) -> Built | 
         asked=answer["asked"],
         compiler=answer["compiler"] or "",
         code=answer["code"],
+        shared_memory=answer["shared_memory"],
     )

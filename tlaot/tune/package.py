@@ -46,6 +46,8 @@ __all__ = [
 ]
 
 _KEPT_SOURCES = ("kernel.cubin", "kernel.ptx", "device_kernel.cu", "host_kernel.c")
+# Shared memory that a block has on every device.
+_EVERYWHERE = 48 << 10
 _AGAIN = "Remove the folder and tune again; if it is part of an installed package, reinstall that."
 
 
@@ -161,6 +163,7 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
         properties={
             "variant": _variant_property(workload.target),
             "asked": dict(built.asked),
+            **({"shared_memory": built.shared_memory} if built.shared_memory > _EVERYWHERE else {}),
             "checked": workload.kernel.check,
             # Of random inputs, for whoever times it again without the author's sources.
             **({"supply": dict(workload.kernel.supply)} if workload.kernel.supply else {}),

@@ -103,6 +103,7 @@ class Store:
             "asked": dict(built.asked),
             "compiler": built.compiler,
             "code": dict(built.code),
+            "shared_memory": built.shared_memory,
         }
         try:
             (built.folder / _BUILT).write_bytes(dump_json(body))
@@ -167,6 +168,7 @@ def _read_built(folder: Path) -> Built | None:
             asked=body["asked"],
             compiler=str(body.get("compiler", "")),  # others have none
             code=dict(body.get("code", {})),
+            shared_memory=int(body.get("shared_memory", 0)),
         )
         whole = digest_of((folder / EXECUTABLE).read_bytes()) == built.digest
     except (OSError, ValueError, KeyError, TypeError, PackageError):

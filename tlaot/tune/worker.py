@@ -159,6 +159,7 @@ class Worker:
             "registers": None if code is None else code.registers,
             "compiler": None if code is None else code.maker,
             "code": _digest_code(lowered, code),
+            "shared_memory": max((kernel.dyn_shared or 0 for kernel in lowered.kernels), default=0),
         }
 
 
