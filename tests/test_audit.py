@@ -199,6 +199,16 @@ def with_segment(kind: int, change: Callable[[int, int], tuple[int, int]]) -> Ca
     return doctor
 
 
+def hide_needs(package: Package) -> Package:
+    """The section that readers look for libraries in is made empty; the dynamic linker reads the segment."""
+    data = bytearray(executable(package, CPU))
+    (offset,) = struct.unpack_from("<Q", data, 40)
+    places = range(offset, offset + 64 * struct.unpack_from("<H", data, 60)[0], 64)
+    at = next(at for at in places if struct.unpack_from("<I", data, at + 4)[0] == 6)
+    struct.pack_into("<Q", data, at + 32, 0)
+    return with_binary(package, CPU, bytes(data))
+
+
 def kept(data: bytes) -> Callable[[Package], Package]:
     """The package as if sources were kept, with another ``kernel.cubin`` beside the binary."""
 
@@ -311,6 +321,10 @@ LIES: dict[str, tuple[Callable[[Package], Package], tuple[Expected, ...]]] = {
     "code that can be written": (
         with_segment(1, lambda kind, flags: (kind, 7)),
         (("binary", CPU_SO, "has code that can be written to"),),
+    ),
+    "hidden needs": (
+        hide_needs,
+        (("binary", CPU_SO, "has sections that say otherwise than what the dynamic linker reads"),),
     ),
     "an absolute path": (
         patched(CUDA, b"wrong number of arguments, expec", b"/home/builder/tl/src/gemm.cuh:1\0"),

@@ -38,7 +38,7 @@ IMAGE_SECTION = ".tlaot_image"
 _SHT_NOBITS, _SHT_DYNAMIC, _SHT_DYNSYM, _SHT_VERNEED = 8, 6, 11, 0x6FFFFFFE
 _SHT_VERSYM = 0x6FFFFFFF
 _DT_NEEDED, _DT_RPATH, _DT_RUNPATH = 1, 15, 29
-_DT_RELA, _DT_RELASZ, _DT_TEXTREL, _DT_FLAGS, _DT_RELRSZ, _DT_RELR = 7, 8, 22, 30, 35, 36
+_DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_TEXTREL, _DT_FLAGS, _DT_RELRSZ, _DT_RELR = 6, 7, 8, 22, 30, 35, 36
 _DT_FLAGS_1, _DF_TEXTREL, _DF_1_NODELETE = 0x6FFFFFFB, 4, 8
 _PT_LOAD, _PT_DYNAMIC, _PT_INTERP, _PT_STACK = 1, 2, 3, 0x6474E551
 _EXECUTABLE, _WRITABLE = 1, 2
@@ -114,7 +114,7 @@ def read_dynamic(data: bytes, where: str) -> DynamicInfo:
     try:
         machine, sections = _read_sections(data, where)
         return _read_dynamic(machine, sections)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise BuildError(where, f"is a damaged ELF file ({error})", "Build it again.") from None
 
 
@@ -145,7 +145,7 @@ def device_image(data: bytes, where: str) -> bytes | None:
         if data[:6] != b"\x7fELF\x02\x01":
             raise ValueError("it does not begin as one of this machine's kind")
         image = section_contents(data).get(IMAGE_SECTION)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise BuildError(where, f"is a damaged ELF file ({error})", "Build it again.") from None
     return image if image is None or is_elf(image) else image.removesuffix(b"\0")
 
@@ -193,7 +193,7 @@ def map_object(data: bytes, where: str) -> Mapped:
         raise BuildError(where, "is not a 64-bit little-endian shared object", "tlaot packages for 64-bit Linux only.")
     try:
         return _map_object(data)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise BuildError(where, f"is a damaged ELF file ({error})", "Build it again.") from None
 
 
@@ -249,13 +249,17 @@ def _versions(sections: list[_Section]) -> dict[int, str]:
     for section in sections:
         if section.kind != _SHT_VERNEED:
             continue
-        strings, at = sections[section.link].data, 0
+        # No table has as many entries as it has bytes; one that loops in itself was made to keep its reader busy.
+        strings, at, left = sections[section.link].data, 0, len(section.data)
         while True:
             _, _, _, aux, step = struct.unpack_from("<HHIII", section.data, at)
             entry = at + aux
             while True:
                 _, _, index, name, entry_step = struct.unpack_from("<IHHII", section.data, entry)
                 names[index] = _text(strings, name)
+                left -= 1
+                if not left:
+                    raise ValueError("its table of versions does not end")
                 if not entry_step:
                     break
                 entry += entry_step
@@ -301,7 +305,7 @@ def _map_object(data: bytes) -> Mapped:
     machine = struct.unpack_from("<H", data, 18)[0]
     (offset,) = struct.unpack_from("<Q", data, 32)
     size, count = struct.unpack_from("<HH", data, 54)
-    segments, faults, dynamic = [], [], {}
+    segments, faults, dynamic, table = [], [], {}, (0, 0)
     for i in range(count):
         kind, flags, start, address, _, length = struct.unpack_from("<IIQQQQ", data, offset + i * size)
         if kind in (_PT_LOAD, _PT_DYNAMIC) and start + length > len(data):
@@ -311,6 +315,7 @@ def _map_object(data: bytes) -> Mapped:
             if flags & _EXECUTABLE and flags & _WRITABLE:
                 faults.append("has code that can be written to")
         elif kind == _PT_DYNAMIC:
+            table = start, length
             dynamic = _dynamic_table(data[start : start + length])
         elif kind == _PT_INTERP:
             faults.append("names an interpreter, as a program does")
@@ -318,12 +323,24 @@ def _map_object(data: bytes) -> Mapped:
             faults.append("asks for an executable stack")
     if not dynamic:
         raise ValueError("it has no dynamic section")
+    if not _sections_agree(data, table, dynamic):
+        faults.append("has sections that say otherwise than what the dynamic linker reads")
     if _DT_TEXTREL in dynamic or dynamic.get(_DT_FLAGS, 0) & _DF_TEXTREL:
         faults.append("has relocations in its code")
     bare = Mapped(machine, data, tuple(segments), {}, (), False)
     relative = dict(_relative(bare, dynamic))
     kept = bool(dynamic.get(_DT_FLAGS_1, 0) & _DF_1_NODELETE)
     return Mapped(machine, data, tuple(segments), relative, tuple(faults), kept)
+
+
+def _sections_agree(data: bytes, table: tuple[int, int], dynamic: Mapping[int, int]) -> bool:
+    """Whether the sections that this module reads libraries and symbols from are what the dynamic linker reads."""
+    (offset,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    rows = [struct.unpack_from("<4xI8xQQQ", data, offset + i * size) for i in range(count)]
+    tables = [(start, length) for kind, _, start, length in rows if kind == _SHT_DYNAMIC]
+    symbols = [address for kind, address, _, _ in rows if kind == _SHT_DYNSYM]
+    return tables == [table] and symbols == [dynamic.get(_DT_SYMTAB)]
 
 
 def _dynamic_table(data: bytes) -> dict[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from .manifest import FOLDER, MANIFEST_NAME, Manifest, loads
 from .runtime.locate import find_manifest
 from .runtime.places import find_folders
 
-__all__ = ["Entry", "Found", "Packaged", "find_packaged", "open_packaged", "open_wheel", "read_member"]
+__all__ = ["UNREADABLE", "Entry", "Found", "Packaged", "find_packaged", "open_packaged", "open_wheel", "read_member"]
 
 # What an archive's member may unpack to without a look at how much smaller it is packed, and how much smaller that may be:
 # code and JSON shrink to a tenth, a bomb to a thousandth.
@@ -28,7 +29,7 @@ _MOST_SHRUNK = 200
 
 # What zipfile raises for an archive that is damaged or hostile. RuntimeError: damage that reads as encrypted;
 # NotImplementedError is one: a method of packing that zipfile does not have. ValueError: also a name that is no UTF-8.
-_UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
+UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, struct.error, EOFError, ValueError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def open_wheel(path: Path) -> zipfile.ZipFile:
     """
     try:
         return zipfile.ZipFile(path)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise PackageError(str(path), f"is not a readable wheel ({error})", "Name a wheel or a package.") from None
 
 
@@ -157,7 +158,7 @@ def read_member(wheel: zipfile.ZipFile, name: str) -> bytes:
         raise PackageError(where, "is missing", "Get the wheel again.") from None
     except PackageError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise PackageError(where, f"cannot be read ({str(error)[:200]})", "Get the wheel again.") from None
 
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from ..elf import EM_CUDA, is_elf
 from ..errors import PackageError
-from ..packaged import read_member
+from ..packaged import UNREADABLE, read_member
 from ..wheel_file import parse_name, record_digest
 from .finding import Finding
 
@@ -190,7 +190,7 @@ def binaries_in(archive: zipfile.ZipFile) -> Iterator[str]:
         try:
             with archive.open(info) as file:
                 head = file.read(20)
-        except (OSError, zipfile.BadZipFile, ValueError, RuntimeError):
+        except UNREADABLE:
             continue
         if is_elf(head) and int.from_bytes(head[18:20], "little") != EM_CUDA:
             yield info.filename

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from ..errors import TlaotError
+from ..packaged import UNREADABLE
 from ..spelling import spell_table
 
 __all__ = ["Finding", "findings_of", "plain", "show_findings"]
@@ -43,7 +44,7 @@ def findings_of(
         yield from look(subject)
     except TlaotError as error:
         yield Finding(check, where, error.what, error.remedy)
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, *UNREADABLE) as error:
         yield Finding(check, where, f"cannot be checked, as it has an unexpected form ({error!r})", "Build it again.")
 
 
