@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import textwrap
 from dataclasses import dataclass
@@ -206,6 +207,27 @@ def test_a_spec_becomes_kernels_that_run(project: Project) -> None:
     for path in output.rglob("*"):
         assert path.stat().st_mode & 0o044, f"{path} is not for other users to read"
     assert not list((project.folder / "build" / "tlaot").glob("run-*")), "intermediate files stayed behind"
+
+
+def test_a_build_ends_with_the_audit(project: Project) -> None:
+    """A floor of the C library that no binary keeps, and a config that names a place: the table says what, and nothing is left."""
+    project.write(with_modes("right"), 'min-glibc = "2.1"')
+    with pytest.raises(BuildError, match="the audit of what was built has 1 finding") as caught:
+        project.build()
+    assert re.search(
+        r"scale/llvm-x86-64-v3/N64/executable\.so +needs \w+@GLIBC_2\.2\.5, glibc 2\.2, which is newer than",
+        str(caught.value),
+    )
+    assert "min-glibc = '2.1'" in str(caught.value)
+    assert not (project.folder / "out" / "_tlaot").exists()
+    project.write(
+        GOOD.replace('shapes = "tinypkg.kernels:shapes"', "shapes = [{ N = 64 }]").replace(
+            'configs = "tinypkg.kernels:configs"', f'configs = [{{ mode = "{project.folder}/right" }}]'
+        )
+    )
+    with pytest.raises(BuildError, match=r"traces +scale/.*/best_config\.json +names the absolute path") as caught:
+        project.build()
+    assert not (project.folder / "out" / "_tlaot").exists()
 
 
 def test_a_package_may_load_its_kernels_when_it_is_imported(project: Project) -> None:
