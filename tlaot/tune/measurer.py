@@ -60,7 +60,7 @@ class Measurer:
         ``wake``: say which device and process this is, having imported what it takes. ``prepare``: make the inputs and run the reference.
         ``probe``: time equal pieces of work, to see whether others use the device.
         ``measure``: check one candidate if asked to, and time it shortly. ``check``: check it only. ``rounds``: take the samples of
-        several candidates in turns. ``reference``: time that. ``open``: load packaged files, which needs no device.
+        several candidates in turns. ``reference``: time that.
 
         What fails at the stage ``prepare`` is the workload's fault, not the candidate's; an answer ``refused`` is one that no candidate
         can escape: the author's inputs or reference raised. An answer ``spoiled`` is a failure after which
@@ -89,11 +89,6 @@ class Measurer:
 
     def _answer(self, request: Mapping[str, Any], announce: Announce) -> Mapping[str, Any]:
         op = request["op"]
-        if op == "open":
-            announce("load")
-            for candidate in request["candidates"]:
-                load_function(Path(candidate["path"]), FileDigest(**candidate["digest"]))
-            return {"opened": len(request["candidates"])}
         if op == "wake":
             return {"device": self._wake(), "pid": os.getpid()}
         if op == "probe":
