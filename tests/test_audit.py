@@ -454,8 +454,10 @@ def test_what_was_promised_is_there(tmp_path: Path) -> None:
 
 def test_a_name_of_the_builder_is_found(tmp_path: Path) -> None:
     """Places and names that only the machine that builds knows; a word that the author chose is none of them."""
-    package = sound_package().change(CPU, properties={"checked": True, "by": "ada.lovelace, /srv/ci/17/src"})
-    demands = Demands(places=("/srv/ci/17",), names=("lovelace", "scale"))
+    package = sound_package().change(
+        CPU, properties={"checked": True, "note": "built by lovelace, in /srv/ci/17/src, of nvidia"}
+    )
+    demands = Demands(places=("/srv/ci/17",), names=("lovelace", "scale", "note"))
     found = audit_folder(package.write_folder(tmp_path), demands, load=False).findings
     told = {(f.where, f.what) for f in found}
     assert told == {
@@ -480,6 +482,9 @@ def test_a_number_near_the_time_of_the_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
+        (b"mail lovelace@example.org", "lovelace"),
+        (b'"user": "lovelace"', "lovelace"),
+        (b"//nfs/lovelace/k.cu", "lovelace"),
         (b"\0/home/me/k.cu\0", "/home/me/k.cu"),
         (b'# 1 "/root/p/a.c"', "/root/p/a.c"),
         (b"-I/tmp/tvm-x/include", "/tmp/tvm-x/include"),
@@ -492,7 +497,7 @@ def test_a_number_near_the_time_of_the_build(tmp_path: Path) -> None:
     ],
 )
 def test_traces(data: bytes, says: str) -> None:
-    (found,) = find_traces(data, (), ())
+    (found,) = find_traces(data, (), ("lovelace",))
     assert found.endswith(says)
 
 
@@ -504,6 +509,7 @@ def test_traces(data: bytes, says: str) -> None:
         b"/usr/lib/x.so /proc/self/maps /sys/fs/cgroup/cpu.max /dev/nvidia0 /lib64/ld-linux-x86-64.so.2",
         b"2024-01-02 release 13.0, V13.0.88 May 2026 in 2026 cuda_13.0.r13.0/compiler.36424714_0",
         b"#include <tl_templates/cuda/gemm.h>",
+        b"lovelace: the Ada Lovelace architecture, sm_89; x_lovelace@y by_lovelace /lovelaces",
         bytes(range(256)) * 40,
     ],
 )

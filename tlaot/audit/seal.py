@@ -48,11 +48,11 @@ class Sealed:
     written: tuple[str, ...]
 
 
-def seal(path: Path, load: bool = True) -> list[Sealed]:
+def seal(what: str, load: bool = True) -> list[Sealed]:
     """Write new digests into the manifest, ``variant.json`` and RECORD of packaged kernels that were changed on purpose.
 
     Args:
-        path: A wheel, which is written anew, or a folder: a package's, an unpacked wheel's.
+        what: A wheel, which is written anew; the import name of an installed package; a folder: a package's, an unpacked wheel's.
         load: Load each binary in a fresh process before it is accepted.
 
     Returns:
@@ -61,7 +61,7 @@ def seal(path: Path, load: bool = True) -> list[Sealed]:
     Raises:
         PackageError: Something other than digests is wrong; nothing has been written.
     """
-    found = find_packaged(str(path.absolute()))
+    path, found = Path(what), find_packaged(what)
     plans = [(one, *_plan(one)) for one in found]
     for one, contents, _ in plans:
         _refuse(one.label, audit_found(_with_contents(one, contents), Demands(), load).findings)
@@ -70,7 +70,7 @@ def seal(path: Path, load: bool = True) -> list[Sealed]:
             return _seal_wheel(path, plans)
         return [_seal_folder(one, contents, changed) for one, contents, changed in plans]
     except OSError as error:
-        raise PackageError(str(path), f"cannot be written ({error.strerror})", "Run it as its owner.") from None
+        raise PackageError(what, f"cannot be written ({error.strerror})", "Run it as its owner.") from None
 
 
 def _refuse(label: str, findings: tuple[Finding, ...] | list[Finding]) -> None:

@@ -48,48 +48,12 @@ _DAY_LENGTH = 24
 _NUMBER = re.compile(rb"(?<![\w.])1\d{9}(?:\.\d+)?(?![\w.])")
 _NEAR = 2 * 24 * 3600
 
-# Users and hosts of build machines whose names are words that a file may have of its own accord.
+# A name of a user or a host is a trace where it stands for one: in a path, in an address, after such a word.
+_BEFORE_NAME = rb"(?:[/\\@~]|\b(?:user|host|author|builder|by)\b\W{1,4})"
+_AFTER_NAME = rb"(?![A-Za-z0-9_])"
+# Users and hosts of build machines whose names are words that a file may have there of its own accord.
 _COMMON = frozenset(
-    [
-        "admin",
-        "appveyor",
-        "bazel",
-        "build",
-        "builder",
-        "buildkite",
-        "buildkitd",
-        "centos",
-        "ciuser",
-        "circleci",
-        "conda",
-        "debian",
-        "debug",
-        "default",
-        "docker",
-        "fedora",
-        "github",
-        "gitlab",
-        "jenkins",
-        "kernel",
-        "linux",
-        "local",
-        "localhost",
-        "mock",
-        "nobody",
-        "root",
-        "runner",
-        "sandbox",
-        "server",
-        "shared",
-        "static",
-        "test",
-        "tester",
-        "ubuntu",
-        "user",
-        "users",
-        "vagrant",
-        "worker",
-    ]
+    ["admin", "appveyor", "bazel", "build", "builder", "buildkite", "buildkitd", "centos", "ciuser", "circleci", "code", "conda", "cuda", "data", "debian", "debug", "default", "docker", "fedora", "github", "gitlab", "home", "jenkins", "kernel", "linux", "local", "localhost", "main", "mock", "nobody", "nvidia", "project", "python", "root", "runner", "sandbox", "server", "shared", "source", "static", "test", "tester", "tilelang", "torch", "ubuntu", "user", "users", "vagrant", "work", "worker"]
 )
 
 _REMEDY = (
@@ -145,8 +109,9 @@ def find_traces(data: bytes, places: Iterable[str], names: Iterable[str]) -> Ite
     if path:
         yield f"names the absolute path {path[:200].decode('utf-8', 'replace')}"
     for name in names:
-        word = name.encode()
-        if word in data and re.search(rb"(?<![A-Za-z0-9_])" + re.escape(word) + rb"(?![A-Za-z0-9_])", data):
+        word = re.escape(name.encode())
+        named = _BEFORE_NAME + word + _AFTER_NAME + rb"|(?<![A-Za-z0-9_.])" + word + rb"@"
+        if name.encode() in data and re.search(named, data, re.IGNORECASE):
             yield f"names the user or the host that built it, {name}"
     time = _find_time(data)
     if time:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ..audit import seal
-from ..packaged import find_packaged
 from .spelling import counted
 
 __all__ = ["add"]
@@ -32,10 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _seal(options: argparse.Namespace) -> int:
-    path = Path(options.what)
-    if not path.exists():
-        path = find_packaged(options.what)[0].place
-    for sealed in seal(path, load=not options.no_load):
+    for sealed in seal(options.what, load=not options.no_load):
         print(f"{sealed.label}: {counted(len(sealed.changed), 'changed file')}")
         for line in sealed.changed:
             print(f"  {line}")
