@@ -497,3 +497,68 @@ def test_kernels_that_tvm_made(make: Make, tmp_path: Path, capsys: pytest.Captur
     np.testing.assert_array_equal(kernel(a), 2 + np.arange(300, dtype="f4")[:, None] + np.zeros_like(a))
     loaded = {path.parts[-3] for path in kernel._modules}
     assert loaded == {"llvm-x86-64-v2"}, "another binary has run"
+
+
+def test_what_competes_on_a_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine code that the device runs; not what it does not run, nor PTX beside machine code; each workload once."""
+    from tlaot.runtime import device
+    from tlaot.tune.retune import Contest, Options, Skipped, plan_contests
+
+    targets = ("cuda:sm_80", "cuda:sm_86", "cuda:sm_90a", "cuda:compute_80", V1)
+    make(
+        "rt_gpu", *(build(t, **shape) for t in targets for shape in ({"N": 8},)), build("cuda:sm_80", shape=(5, 8), N=9)
+    )
+    monkeypatch.setattr(device, "cuda_device", lambda ordinal: device.CudaDevice("NVIDIA A10", (8, 6), 72))
+    plans = plan_contests(tlaot.load("rt_gpu"), (2, 0), Options())
+    contest = next(plan for plan in plans if isinstance(plan, Contest))
+    assert [v.target for v, _ in contest.variants] == ["cuda:sm_86", "cuda:sm_80"]
+    assert contest.place.device == "NVIDIA A10"
+    (skipped,) = (plan for plan in plans if isinstance(plan, Skipped))
+    assert skipped.workload == {"N": 9}
+
+
+def test_a_retuned_device_is_not_told_to_retune(
+    make: Make, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The note about the number of multiprocessors, once there are times of this very device."""
+    from tlaot.runtime import device, notes
+    from tlaot.runtime.device import cuda_place
+
+    path = make("ov_note", build(V1))
+    monkeypatch.setattr(device, "cuda_device", lambda ordinal: device.CudaDevice("NVIDIA H20", (9, 0), 78))
+    monkeypatch.setattr(notes, "_said", {})
+    one = dataclasses.replace(build("cuda:sm_90a")[0], tuned={"device": "NVIDIA H200", "sm_count": 132})
+    for name, covered in (("NVIDIA H200", False), ("NVIDIA H20", True)):
+        save(path, "ov_note", choice("cuda:sm_90a"), device=name)
+        overlay = tlaot.load("ov_note")._overlay
+        assert overlay is not None
+        assert overlay.covers(cuda_place(0)) == covered
+        notes.say_once("ov_note.add", one, 0, 1, retuned=covered)
+        assert [str(w.message).partition("Run: ")[2] for w in recwarn.list] == (
+            [] if covered else ["tlaot retune ov_note"]
+        )
+        recwarn.clear()
+        notes._said.clear()
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_of_kernels_that_work_in_place(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without outputs that a caller may leave out: what is written is compared and restored."""
+    working = [tensor("A", 4, 8), tensor("B", 4, 8, written=True)]
+
+    def in_place(target: str, spin: int) -> tuple[Variant, bytes]:
+        return variant("add", working, [], {"N": 8}, target), compile_kernel(2, 0b10, level=2, spin=spin)
+
+    path = make("rt_place", in_place(V2, SLOW), in_place(V1, 0))
+    assert retune("rt_place") == 0
+    assert "taken" in capsys.readouterr().out
+    assert json.loads(path.read_text())["devices"][cpu_name()]["choices"][0]["target"] == V1
+
+
+@pytest.mark.usefixtures("at_once")
+def test_retune_skips_what_gives_nan(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """Random inputs that a kernel makes NaN of say nothing of what its users pass."""
+    path = make("rt_nan", *((build(t)[0], compile_source("nan.c")) for t in (V1, V2)))
+    assert retune("rt_nan") == 1
+    assert "gives NaN in C for these inputs" in capsys.readouterr().out
+    assert not path.exists()

@@ -9,6 +9,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from fixtures_runtime import compile_kernel, tensor, variant, write_package
 
 import tlaot
-from tlaot.errors import DispatchError, PackageError
+from tlaot.errors import DispatchError, LoadError, PackageError
 from tlaot.manifest import FOLDER, Kernel, Manifest, Variant, dumps, loads
 from tlaot.runtime import companions, device, load, places
 
@@ -405,3 +406,20 @@ def test_commands_see_companions_too(site: Path, capsys: pytest.CaptureFixture[s
     (site / "pl_only" / "__init__.py").write_text("")
     announce(site, "pl-only-more", "1", pl_only="pl_only_more")
     assert [sorted(p.manifest.kernels) for p in open_packaged("pl_only")] == [["mul"]]
+
+
+def test_a_package_in_an_archive_with_a_companion_outside(site: Path, tmp_path: Path) -> None:
+    """The archive's own kernels cannot be loaded, its companion's can."""
+    archive = tmp_path / "packed.zip"
+    with zipfile.ZipFile(archive, "w") as out:
+        out.writestr("pl_zip/__init__.py", "raise AssertionError")
+        out.writestr("pl_zip/_tlaot/manifest.json", "{}")
+    sys.path.insert(0, str(archive))
+    try:
+        with pytest.raises(LoadError, match=r"packed\.zip"):
+            tlaot.load("pl_zip")
+        write(site, "pl_zip_more", add(5, "mul"), of="pl_zip")
+        announce(site, "pl-zip-more", "1", pl_zip="pl_zip_more")
+        assert call(tlaot.load("pl_zip").mul) == 10
+    finally:
+        sys.path.remove(str(archive))
