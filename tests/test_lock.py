@@ -16,11 +16,19 @@ import pytest
 from locks import CONFIGS, H200, entry, lock, timing, tried
 
 from tlaot.errors import BuildError, SpecError
+from tlaot.manifest import digest_of
 from tlaot.target import parse_target
+from tlaot.tune.child import Failed
+from tlaot.tune.compile import Built
 from tlaot.tune.fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
 from tlaot.tune.lock import Entry, Lock, Tried, latency_of
 from tlaot.tune.lock_file import dump_lock, parse_lock, parse_sides, read_lock, replace_lock, update_lock
+from tlaot.tune.machine import Gpu, Machine
+from tlaot.tune.measure import Decision, Measured
 from tlaot.tune.merge import merge_locks
+from tlaot.tune.nvml import driver_version
+from tlaot.tune.plan import Workload
+from tlaot.tune.record import Circumstances, make_entry
 from tlaot.tune.sources import digest_modules, digest_text
 from tlaot.tune.spec import Budget, KernelSpec, Profile
 
@@ -262,6 +270,31 @@ def test_times_that_ship_come_from_the_entry_alone() -> None:
     assert latency_of(slower, CONFIGS[2]) == {
         "latency": 0.25, "spread": 0.01, "default_latency": None, "ref_latency": None,
     }  # fmt: skip
+
+
+def test_what_a_device_is() -> None:
+    gpu = Gpu(0, "NVIDIA H200", (9, 0), 132, 12080, "570.86.15")
+    found = Machine("AMD EPYC", 64, (gpu,), {})
+    assert found.device_facts(parse_target("cuda:sm_90a")) == {
+        "name": "NVIDIA H200", "sm_count": 132, "capability": "9.0", "cuda": "12.8", "driver": "570.86.15",
+    }  # fmt: skip
+    assert found.device_facts(parse_target("cuda:sm_80")) == {}, "a device that does not run its code"
+    assert found.device_facts(parse_target("llvm")) == {"name": "AMD EPYC", "cpus": 64}
+    assert driver_version("libno-such-library.so.1") is None
+
+
+def test_what_failed_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    workload = Workload(KERNEL, KERNEL.targets[0], {"N": 64}, CONFIGS[:2])
+    candidate = workload.candidates()[0]
+    measured = Measured(candidate, Built(tmp_path, digest_of(b""), (), (), {}, {}), timing(0.123456789))
+    failed = Failed("check", f"raised ValueError:\n  no ({tmp_path}/pkg/reference.py:3) " + "x" * 400)
+    decision = Decision({}, 0, None, True, ())
+    made = make_entry(workload, [measured, failed], decision, Circumstances({}, {}, {}, {}, (tmp_path,)))
+    stage, reason = made.candidates[1].failed or ("", "")
+    assert (
+        stage == "check" and reason.startswith("raised ValueError: no (pkg/reference.py:3) xxx") and len(reason) == 300
+    )
+    assert made.candidates[0].timing == replace(timing(0.123457), low=0.122222)
 
 
 # What is stale.

@@ -295,7 +295,8 @@ def test_what_was_measured_on_a_busy_machine_is_said_again_and_ships_with_it(
     (project.folder / "out" / "_tlaot").rename(project.folder / "tinypkg" / "_tlaot")
     monkeypatch.syspath_prepend(str(project.folder))
     assert main(["inspect", "tinypkg"]) == 0
-    assert f"    times not to be trusted: {note}\n" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "times not to be trusted" in out and note in " ".join(out.split())
 
 
 FAILURES = [

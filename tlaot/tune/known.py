@@ -212,6 +212,9 @@ def refuse(group: Group, lines: Sequence[str], site: Site, missing: tuple[str, s
     else:
         held = f"{LOCK_NAME} has no entry of it"
     advice = f"Run tlaot tune --target {group.stand_in or group.target} where the device is, and commit {LOCK_NAME}."
+    others = [target for target in site.spec.targets if target != str(group.target)]
+    if is_optional(group, site) and others:
+        advice += f" To build without it: -C targets={','.join(others)}."
     raise BuildError(
         f"{group.kernels[0].where} target {group.target}", f"{what}, and {held}", f"{remedy} {advice}".strip()
     )
