@@ -94,7 +94,7 @@ def test_nothing_is_said_of_a_sound_package(
     what = {"wheel": package.write_wheel(tmp_path), "folder": folder, "tree": tmp_path, "installed": PACKAGE}[place]
     assert main(["check", str(what)]) == 0
     targets = "cuda:compute_80, cuda:sm_80, cuda:sm_90a, llvm:x86-64"
-    assert capsys.readouterr().out == f"{what}: {PACKAGE}: 5 variants for {targets}, 5 distinct, loaded; sound\n"
+    assert capsys.readouterr().out == f"{what}: {PACKAGE}: 5 variants for {targets}, 5 binaries read and loaded; sound\n"
 
 
 # Files that are not what the manifest says
@@ -669,7 +669,7 @@ def test_a_wheel_that_is_none_does_not_hide_the_others(
     assert main(["check", str(bad), str(good), "--no-load"]) == 1
     out = capsys.readouterr().out
     assert says in out
-    assert out.splitlines()[-1].endswith("5 distinct; sound")
+    assert out.splitlines()[-1].endswith("5 binaries read; sound")
     plain = write_wheel(tmp_path / "plain-1-py3-none-any.whl", {"x/__init__.py": b""})
     assert main(["check", str(plain), "--no-load"]) == 1
     assert "has no packaged kernels" in capsys.readouterr().out
@@ -738,7 +738,7 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = package.write_folder(tmp_path)
     assert main(["check", str(folder), "--no-load"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("5 distinct; 2 findings")
+    assert lines[0].endswith("5 binaries read; 2 findings")
     assert [line.split() for line in lines[1:]] == [
         ["CHECK", "WHERE", "WHAT", "IS", "WRONG,", "AND", "THE", "REMEDY"],
         ["files", "a.txt", "is", "not", "in", "the", "manifest"],

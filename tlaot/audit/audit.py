@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ..errors import PackageError, TlaotError
-from ..manifest import MANIFEST_NAME, Manifest, loads
+from ..manifest import MANIFEST_NAME, Manifest, Variant, loads
 from ..packaged import Found, find_packaged, open_wheel
 from .archive import check_members, check_record, check_tags, platforms_of, read_wheel
 from .binary import Binary, check_binary, check_device_code, check_glibc, read_binary
@@ -79,18 +80,14 @@ def audit_found(found: Found, demands: Demands = Demands(), load: bool = True) -
     subject = Subject(found, manifest, demands)
     findings = [*_audit_package(subject)]
     binaries: dict[str, Binary] = {}
-    for kernel, variant in variants_of(manifest):
-        findings += findings_of(
-            "entries",
-            f"{kernel}: {variant.path}",
-            lambda one, kernel=kernel: _audit_variant(open_case(subject, kernel, one), binaries),  # type: ignore[misc]
-            variant,
-        )
+    for name, variant in variants_of(manifest):
+        look = partial(_audit_variant, subject, binaries)
+        findings += findings_of("entries", f"{name}: {variant.path}", look, (name, variant))
     # Nothing is loaded that is not what was packaged: loading runs it.
     doubtful = {finding.where for finding in findings if finding.check in ("binary", "digest", "files")}
     if load:
         sound = {name: binary for name, binary in binaries.items() if name not in doubtful}
-        findings += findings_of("opens", found.label, lambda _: check_opening(found, sound), None)
+        findings += findings_of("opens", found.label, partial(check_opening, found), sound)
     return Audited(found.label, manifest, tuple(dict.fromkeys(findings)), len(binaries), load)
 
 
@@ -121,19 +118,18 @@ def _audit_package(subject: Subject) -> Iterator[Finding]:
         yield from findings_of(name, MANIFEST_NAME, check, subject)
 
 
-def _audit_variant(case: Case, binaries: dict[str, Binary]) -> Iterator[Finding]:
+def _audit_variant(subject: Subject, binaries: dict[str, Binary], named: tuple[str, Variant]) -> Iterator[Finding]:
+    case = open_case(subject, *named)
     for name, check in VARIANT_CHECKS.items():
         yield from findings_of(name, case.variant.path, check, case)
-    data = case.contents.get(EXECUTABLE)
-    if data is None:
-        return
-    yield from findings_of("binary", case.executable, lambda _: _audit_binary(case, data, binaries), None)
+    if EXECUTABLE in case.contents:
+        yield from findings_of("binary", case.executable, partial(_audit_binary, binaries), case)
 
 
-def _audit_binary(case: Case, data: bytes, binaries: dict[str, Binary]) -> Iterator[Finding]:
+def _audit_binary(binaries: dict[str, Binary], case: Case) -> Iterator[Finding]:
     place = case.executable
-    binary = binaries.get(place)
+    binary = binaries.get(place)  # of another variant that has it, too
     if binary is None:
-        binary = binaries[place] = read_binary(data, place)
+        binary = binaries[place] = read_binary(case.contents[EXECUTABLE], place)
     for name, check in BINARY_CHECKS.items():
-        yield from findings_of(name, place, lambda one, check=check: check(case, one), binary)  # type: ignore[misc]
+        yield from findings_of(name, place, partial(check, case), binary)

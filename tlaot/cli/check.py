@@ -119,8 +119,9 @@ def _spell_manifest(audited: Audited) -> str:
     assert audited.manifest is not None
     variants = [variant for _, variant in variants_of(audited.manifest)]
     targets = ", ".join(sorted({variant.target for variant in variants})) or "no target"
-    loaded = ", loaded" if audited.loaded else ""
-    return f"{audited.manifest.package}: {counted(len(variants), 'variant')} for {targets}, {audited.binaries} distinct{loaded}"
+    binaries = f"{audited.binaries} {'binary' if audited.binaries == 1 else 'binaries'}"
+    done = "read and loaded" if audited.loaded else "read"
+    return f"{audited.manifest.package}: {counted(len(variants), 'variant')} for {targets}, {binaries} {done}"
 
 
 def _as_json(what: str, outcomes: list[Audited]) -> dict[str, Any]:
