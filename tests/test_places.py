@@ -19,7 +19,7 @@ from fixtures_runtime import compile_kernel, tensor, variant, write_package
 import tlaot
 from tlaot.errors import DispatchError, LoadError, PackageError
 from tlaot.manifest import FOLDER, Kernel, Manifest, Variant, dumps, loads
-from tlaot.runtime import companions, device, load, places
+from tlaot.runtime import companions, device, load, notes, places
 
 np = pytest.importorskip("numpy")
 
@@ -423,3 +423,23 @@ def test_a_package_in_an_archive_with_a_companion_outside(site: Path, tmp_path: 
         assert call(tlaot.load("pl_zip").mul) == 10
     finally:
         sys.path.remove(str(archive))
+
+
+def test_a_better_companion_is_told_of(
+    site: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """A call that runs older code where a companion that is not installed has the device's own: said once, with the command."""
+    write(site, "pl_better", add(target="cuda:sm_80"), project={"name": "pl-better", "version": "1.2"},
+          companions={f"pl-better-{arch}": (f"cuda:{arch}",) for arch in ("sm_80", "sm_86", "sm_90a", "compute_80")})  # fmt: skip
+    monkeypatch.setattr(device, "cuda_device", lambda ordinal: device.CudaDevice("NVIDIA A10", (8, 6), 72))
+    monkeypatch.setattr(notes, "_said", {})
+    kernels = tlaot.load("pl_better")
+    better = places.companions_for(kernels._homes, (8, 6), "cuda:sm_80")
+    assert better == {"pl-better-sm_86==1.2": ["cuda:sm_86"]}
+    for _ in range(2):
+        notes.say_once("pl_better.add", kernels.add.variants[0], 0, 1, companions=better)
+    (warning,) = recwarn.list
+    assert str(warning.message) == (
+        "pl_better.add: runs the code for cuda:sm_80 on NVIDIA A10; code made for it is in a companion that is not installed. "
+        "Run: pip install pl-better-sm_86==1.2"
+    )

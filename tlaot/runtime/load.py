@@ -20,6 +20,7 @@ from .notes import say_once
 from .places import (
     Folders,
     Home,
+    companions_for,
     find_homes,
     merge_homes,
     missing_companions,
@@ -301,8 +302,10 @@ class Kernel:
         variant = self._pick(call, factory_args)
         caller = make_caller(self._where, variant, self._module(variant)[_CALL], call, args)
         if read_target(variant.target).is_cuda and call.device is not None:
-            retuned = self._overlay is not None and self._overlay.covers(cuda_place(call.device[1]))
-            say_once(self._where, variant, call.device[1], stacklevel=3, retuned=retuned)
+            place = cuda_place(call.device[1])
+            retuned = self._overlay is not None and self._overlay.covers(place)
+            better = companions_for(self._homes, place.capability, variant.target) if place.capability else ()
+            say_once(self._where, variant, call.device[1], stacklevel=3, retuned=retuned, companions=better)
         if len(self._callers) >= _MOST_CALLERS:
             self._callers.clear()
         self._callers[key] = caller

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 
 from ..manifest import Variant
 from .choose import find_notes
@@ -14,7 +15,14 @@ __all__ = ["say_once"]
 _said: dict[tuple[str, str], object] = {}
 
 
-def say_once(where: str, variant: Variant, device_id: int, stacklevel: int, retuned: bool = False) -> None:
+def say_once(
+    where: str,
+    variant: Variant,
+    device_id: int,
+    stacklevel: int,
+    retuned: bool = False,
+    companions: Collection[str] = (),
+) -> None:
     """Warn of what a CUDA device's user should know about a variant, unless this process has said it of the kernel before.
 
     Args:
@@ -23,14 +31,22 @@ def say_once(where: str, variant: Variant, device_id: int, stacklevel: int, retu
         device_id: Ordinal of the device.
         stacklevel: Frames between this one and the user's call.
         retuned: Whether an overlay has times of this device; then it does not matter for which one the config was tuned.
+        companions: Those that are not installed and have code that would run in the variant's place.
 
     Raises:
         Warning: Python was told to raise warnings (``-W error``); then the next call says it again.
     """
-    for kind, text in find_notes(where, variant, cuda_place(device_id)):
+    place = cuda_place(device_id)
+    notes = dict(find_notes(where, variant, place))
+    if retuned:
+        notes.pop("sm_count", None)
+    if companions:
+        notes = {
+            "companion": f"{where}: runs the code for {variant.target} on {place.device or place}; code made for it is in a companion "
+            f"that is not installed. Run: pip install {' '.join(companions)}"
+        }
+    for kind, text in notes.items():
         key, token = (where, kind), object()
-        if retuned and kind == "sm_count":
-            continue
         if _said.setdefault(key, token) is not token:
             continue
         try:

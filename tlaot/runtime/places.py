@@ -25,6 +25,7 @@ __all__ = [
     "PATH_VARIABLE",
     "Folders",
     "Home",
+    "companions_for",
     "find_folders",
     "find_homes",
     "merge_homes",
@@ -278,6 +279,32 @@ def overlay_path(package: str, environ: Mapping[str, str] | None = None) -> Path
     return Path(root, "tlaot", "overlays", f"{package}.json")
 
 
+def companions_for(
+    homes: Iterable[Home], capability: tuple[int, int], beyond: str | None = None
+) -> dict[str, list[str]]:
+    """Companions that are not installed and have code for a CUDA device, with the targets that are.
+
+    Args:
+        homes: Where kernels were found.
+        capability: The device's.
+        beyond: A target that runs there: only code that would be taken in its place.
+    """
+    found = {}
+    for name, targets in missing_companions(homes).items():
+        fitting = [target for target in targets if _runs(target, capability)]
+        if beyond is not None:
+            own = read_target(beyond, "manifest").preference(capability)
+            fitting = [t for t in fitting if read_target(t, "manifest").preference(capability) > own]
+        if fitting:
+            found[name] = fitting
+    return found
+
+
+def _runs(target: str, capability: tuple[int, int]) -> bool:
+    parsed = read_target(target, "manifest")
+    return parsed.is_cuda and parsed.runs_on(capability)
+
+
 def name_companions(
     error: DispatchError, homes: Iterable[Home], variants: Iterable[Variant], capability: tuple[int, int]
 ) -> DispatchError:
@@ -290,18 +317,12 @@ def name_companions(
         capability: The CUDA device's.
     """
 
-    def runs(target: str) -> bool:
-        parsed = read_target(target, "manifest")
-        return parsed.is_cuda and parsed.runs_on(capability)
-
-    fitting = {
-        name: found for name, targets in missing_companions(homes).items() if (found := [*filter(runs, targets)])
-    }
+    fitting = companions_for(homes, capability)
     if not fitting:
         return error
     targets = ", ".join(sorted({target for found in fitting.values() for target in found}))
     remedy = f"Kernels for {targets} are in a companion that is not installed: pip install {' '.join(fitting)}"
-    if any(runs(variant.target) for variant in variants):
+    if any(_runs(variant.target, capability) for variant in variants):
         remedy = f"{error.remedy}\n{remedy}"
     return DispatchError(error.where, error.what, remedy)
 
