@@ -211,6 +211,8 @@ def refuse(group: Group, lines: Sequence[str], site: Site, missing: tuple[str, s
         held = f"{LOCK_NAME} does not hold for {counted(count, 'workload')}:\n" + "\n".join(shown)
     else:
         held = f"{LOCK_NAME} has no entry of it"
+    if group.stand_in is not None:
+        remedy = ""  # the same as what follows
     advice = f"Run tlaot tune --target {group.stand_in or group.target} where the device is, and commit {LOCK_NAME}."
     others = [target for target in site.spec.targets if target != str(group.target)]
     if is_optional(group, site) and others:
