@@ -171,6 +171,13 @@ def test_environment_is_clean(clean_environment: Environment) -> None:
     assert not {"tvm", "tilelang", "torch", "setuptools", "build_hooks"} & names
 
 
+def test_the_audit_has_nothing_to_say(clean_environment: Environment, tlaot_wheel: Path) -> None:
+    """Of the wheel, and of the package as it was installed from it; every binary is loaded."""
+    said = clean_environment.run(["-m", "tlaot.cli", "check", str(tlaot_wheel), "sample_pkg"])
+    assert [line.rpartition("; ")[2] for line in said.splitlines()] == ["sound", "sound"], said
+    assert said.count("read and loaded") == 2
+
+
 def test_kernels_are_right_and_nothing_is_written(clean_environment: Environment, members: dict[str, bytes]) -> None:
     before = _snapshot(clean_environment.folder)
     body = """

@@ -114,7 +114,7 @@ _REMEDY = (
 
 def build_places(*folders: str | Path) -> tuple[str, ...]:
     """Folders of this machine that no shipped file may name: a build's own, the home, the temporary one, Python's."""
-    known = [*folders, Path.home(), tempfile.gettempdir(), os.getcwd(), sys.prefix, sys.base_prefix]
+    known = [*folders, os.path.expanduser("~"), tempfile.gettempdir(), os.getcwd(), sys.prefix, sys.base_prefix]
     real = [os.path.realpath(folder) for folder in known]
     # A folder directly below the root ("/usr", "/root") is a word that any Linux has; what is below it is found by pattern.
     named = {path for path in map(str, [*known, *real]) if path.count("/") > 1 and path != "/usr/local"}
