@@ -221,6 +221,15 @@ def test_where_an_overlay_is(make: Make, tmp_path: Path, monkeypatch: pytest.Mon
     assert call(tlaot.load("ov_where").add) == 7
     monkeypatch.setenv("TLAOT_OVERLAY", str(path))
     assert call(tlaot.load("ov_where").add) == 6
+    monkeypatch.setenv("TLAOT_OVERLAY", str(tmp_path / "mistyped.json"))
+    with pytest.warns(RuntimeWarning, match=r"TLAOT_OVERLAY names .*mistyped\.json, which is not there"):
+        assert call(tlaot.load("ov_where").add) == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call(tlaot.load("ov_where").add) == 7, "it was said twice"
+        monkeypatch.setenv("TLAOT_OVERLAY", str(tmp_path))
+        assert call(tlaot.load("ov_where").add) == 7, "a folder need not have one for each package"
+    monkeypatch.setenv("TLAOT_OVERLAY", str(path))
     make("ov_stranger", build(V1, 1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

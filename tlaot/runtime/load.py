@@ -18,6 +18,7 @@ from .dispatch import Argument, Place, describe_params, resolve
 from .floors import require_floors
 from .notes import say_once
 from .places import (
+    OVERLAY_VARIABLE,
     Folders,
     Home,
     companions_for,
@@ -108,7 +109,7 @@ def _reopen(package: str, homes: Iterable[Any], name: str | None = None) -> Any:
 
 def _overlay_of(package: str, homes: Sequence[Home]) -> Overlay | None:
     path = overlay_path(package)
-    if path is None or not os.path.lexists(path):
+    if path is None or not (os.path.lexists(path) or OVERLAY_VARIABLE in os.environ):
         return None  # as nearly everywhere: what reads one is not imported
     from .overlay import read_overlay
 

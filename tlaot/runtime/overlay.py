@@ -116,6 +116,10 @@ def read_overlay(package: str, homes: Sequence[Home], environ: Mapping[str, str]
     try:
         data = _read(path)
         if data is None:
+            if str(path) == os.path.abspath((os.environ if environ is None else environ).get(OVERLAY_VARIABLE) or "."):
+                _say_once(
+                    f"{OVERLAY_VARIABLE} names {path}, which is not there: packaged kernels run as they were tuned"
+                )
             return None
         body = json.loads(data)
         if not isinstance(body, dict) or not isinstance(body.get("devices"), dict):
