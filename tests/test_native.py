@@ -82,6 +82,9 @@ say(attempt(f, t(a), t(b), -128, 3, 1))
 # a dimension of size 1 may have any stride, an empty tensor too
 say(attempt(f, cuda(1, 4, strides=(77, 1), data=a.ctypes.data, kind=1), t(aligned(1)), *rest))
 say(attempt(f, cuda(0, 4, strides=(9, 9), data=0, kind=1), t(aligned(0)), *rest))
+# a null pointer is no data, whatever alignment is wanted
+say(attempt(f, cuda(2, 4, data=0, kind=1), t(aligned(2)), *rest))
+say(attempt(f, t(aligned(2)), cuda(2, 4, data=0, kind=1), *rest))
 # a byte offset belongs to the address: checked for alignment, and applied
 b[:] = 0
 f(cuda(2, 4, data=a.ctypes.data - 64, byte_offset=64, kind=1), cuda(2, 4, data=b.ctypes.data, kind=1), *rest)
@@ -109,6 +112,8 @@ say(attempt(f, cuda(2, 4, data=a.ctypes.data, byte_offset=8, kind=1), t(aligned(
         None,
         None,
         None,
+        ("ValueError", r"copier: argument 0 \(A\): no data, expected an address, got a .* pointer"),
+        ("ValueError", r"copier: argument 1 \(B\): no data, expected an address, got a .* pointer"),
         ("ValueError", rf"copier: argument 0 \(A\): misaligned data, expected .* multiple of 16 bytes, got {address}"),
     ]
     assert len(said) == len(expected)

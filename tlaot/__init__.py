@@ -92,6 +92,9 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "torch":
+        # tlaot.torch, which imports torch; not in __all__, where it would hide torch from who imports all names.
+        return importlib.import_module(".torch", __name__)
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -83,6 +83,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, cons
     }
     if (tensors[i]->device.device_type != kDLCPU) return fail("ValueError", "is not on the CPU", i);
     if (DTYPE && tensors[i]->dtype.code * 256 + tensors[i]->dtype.bits != DTYPE) return fail("ValueError", "has another dtype", i);
+    if (data_of(tensors[i]) == NULL && elements(tensors[i]) != 0) return fail("ValueError", "has no memory", i);
     if (!compact(tensors[i])) return fail("ValueError", "is not compact", i);
     if ((uintptr_t)data_of(tensors[i]) % ALIGN) return fail("ValueError", "is not aligned", i);
     if (!(OUT_MASK >> i & 1) && first_in == NULL) first_in = tensors[i];

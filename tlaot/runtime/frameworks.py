@@ -67,6 +67,15 @@ def _framework_of(kind: Hashable) -> Framework | None:
         if isinstance(base, type) and issubclass(kind, base):
             if root == "numpy" and issubclass(kind, getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())):
                 raise CallError("array", "is masked, and a kernel would not see the mask", "Pass x.filled(value).")
+            # Such a subclass may have no memory (FakeTensor, DTensor), or wants to see what is done to it.
+            if root == "torch" and getattr(kind, "__torch_dispatch__", None) != getattr(
+                base, "__torch_dispatch__", None
+            ):
+                raise CallError(
+                    f"a {kind.__qualname__}",
+                    "is a tensor subclass with its own __torch_dispatch__, which a call would pass by",
+                    "Pass a plain tensor, or register the kernels (tlaot.torch.register) and call torch.ops.",
+                )
             return framework
     return _DLPACK if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__") else None
 
@@ -114,6 +123,14 @@ def _describe_torch(x: Any, strides: bool) -> tuple[Argument, Device]:
         raise CallError("tensor", f"is a {x.layout} tensor on {x.device}", "Pass a dense tensor on cpu or cuda.")
     if x.is_neg() or x.is_conj():
         raise CallError("tensor", "is a lazily negated or conjugated view", "Pass x.resolve_neg().resolve_conj().")
+    if x._is_zerotensor():
+        raise CallError("tensor", "is a zero tensor without memory", "Pass x.clone().")
+    if torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
+        raise CallError(
+            "tensor",
+            "is inside a transform of torch.func (vmap, grad, functionalize...), which a call would pass by",
+            "Call the kernel outside of it, or register the kernels (tlaot.torch.register) and call torch.ops.",
+        )
     return (
         Argument(str(x.dtype).removeprefix("torch."), tuple(x.shape), tuple(x.stride()) if strides else None),
         (device_type, x.device.index or 0),

@@ -149,8 +149,11 @@ static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, i
                   device_name(plan->device_type), (int)*device, device_name(plan->device_type),
                   (int)tensor->device.device_id);
   if (check_layout(plan, i, tensor, sizes, strides, empty)) return -1;
+  if (*empty) return 0;
+  /* A tensor without memory: torch's FakeTensor, one whose storage was freed. */
+  if (tensor->data == NULL) return REFUSE("ValueError", plan, i, "no data, expected %s, got a null pointer", "an address");
   uintptr_t address = (uintptr_t)tensor->data + tensor->byte_offset;
-  if (*empty || param->align <= 1) return 0;
+  if (param->align <= 1) return 0;
   if (address & (param->align - 1)) /* a power of two */
     return REFUSE("ValueError", plan, i, "misaligned data, expected an address that is a multiple of %u bytes, got 0x%llx",
                   (unsigned)param->align, (unsigned long long)address);
