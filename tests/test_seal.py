@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from fixtures_audit import (
 )
 from native.programs import run
 
+from tlaot.audit import seal
 from tlaot.audit.archive import record_line
 from tlaot.cli import main
 from tlaot.errors import PackageError
@@ -292,11 +294,48 @@ def test_what_two_variants_share_is_sealed_in_both(tmp_path: Path) -> None:
     assert digests[0] == digests[-1]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("in_wheel", [False, True])
+def test_what_may_not_be_written(
+    tmp_path: Path, in_wheel: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only disk, another's folder: one message, and nothing half done."""
+    package = sound_package()
+    name_it(write_file(tmp_path / "x.so", package.files[f"{CPU}/executable.so"]))
+    package = Package(package.manifest, {**package.files, f"{CPU}/executable.so": (tmp_path / "x.so").read_bytes()})
+    what = package.write_wheel(tmp_path) if in_wheel else package.write_folder(tmp_path)
+    before = snapshot(tmp_path)
+
+    def refuse(*args: object, **rest: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    assert main(["seal", str(what), "--no-load"]) == 2
+    assert f"{what}: cannot be written (Read-only file system)" in capsys.readouterr().err
+    assert snapshot(tmp_path) == before
+
+
+def test_a_seal_that_is_interrupted_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any of its writes; until the last one nothing that was changed is accepted."""
     folder = sound_package().write_folder(tmp_path)
-    name_it(folder / CPU / "executable.so")
-    for path in (folder, folder / CPU):
-        path.chmod(0o500)
-    assert main(["seal", str(folder), "--no-load"]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    for path in (CPU, CUDA):
+        name_it(folder / path / "executable.so")
+    replace, done = os.replace, 0
+    for last in range(3):
+        done = 0
+
+        def stop(*args: str) -> None:
+            nonlocal done
+            if done == last:  # noqa: B023 - called in this turn only
+                raise KeyboardInterrupt
+            done += 1
+            replace(*args)
+
+        monkeypatch.setattr("os.replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            seal(str(folder), load=False)
+        assert check(folder) == 1
+    monkeypatch.undo()
+    assert not [path for path in folder.rglob(".*")]
+    seal(str(folder), load=False)
+    assert check(folder) == 0
