@@ -409,3 +409,26 @@ def test_a_build_splits_where_the_spec_says_so(name: str, backend: str, package:
     assert made == {f"{package}-1.0"}
     assert "this wheel has no CUDA kernels" in said
     assert not list(left.glob("*.whl"))
+
+
+def test_build_tags_and_data_folders(tmp_path: Path) -> None:
+    """A companion has its main wheel's build tag; kernels that a wheel installs by way of ``.data`` are found, too."""
+    wheel = make_wheel(tmp_path, "llvm:x86-64", "cuda:sm_90a")
+    moved = wheel.with_name(wheel.name.replace("-py3-", "-7-py3-"))
+    files = contents(wheel)
+    data = "my_kernels-1.2+local.data/platlib/"
+    with zipfile.ZipFile(moved, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(data + name if name.startswith("my_kernels/") else name, content)
+    replace_member(moved, f"{INFO}/extra.txt", "")
+    made = split_wheel(moved)
+    assert made.main.name == moved.name
+    (companion,) = write_wheels(made.companions, tmp_path / "out")
+    assert companion.name == "my_kernels_cuda_sm_90a-1.2+local-7-py3-none-manylinux_2_17_x86_64.whl"
+    members = contents(companion)
+    assert b"Build: 7\n" in next(text for name, text in members.items() if name.endswith("/WHEEL"))
+    assert "my_kernels_cuda_sm_90a/_tlaot/add/cuda-sm_90a/N8/executable.so" in members
+    (main_wheel,) = write_wheels([made.main], tmp_path / "out")
+    assert [n for n in contents(main_wheel) if n.endswith(".so")] == [
+        f"{data}my_kernels/_tlaot/add/llvm-x86-64/N{size}/executable.so" for size in (8, 9)
+    ]
