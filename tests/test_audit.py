@@ -94,7 +94,9 @@ def test_nothing_is_said_of_a_sound_package(
     what = {"wheel": package.write_wheel(tmp_path), "folder": folder, "tree": tmp_path, "installed": PACKAGE}[place]
     assert main(["check", str(what)]) == 0
     targets = "cuda:compute_80, cuda:sm_80, cuda:sm_90a, llvm:x86-64"
-    assert capsys.readouterr().out == f"{what}: {PACKAGE}: 5 variants for {targets}, 5 binaries read and loaded; sound\n"
+    assert (
+        capsys.readouterr().out == f"{what}: {PACKAGE}: 5 variants for {targets}, 5 binaries read and loaded; sound\n"
+    )
 
 
 # Files that are not what the manifest says
@@ -275,6 +277,17 @@ LIES: dict[str, tuple[Callable[[Package], Package], tuple[Expected, ...]]] = {
     "a CPU level above the promised": (
         lambda p: with_binary(p, CPU, binary_of("scale", "llvm:x86-64-v4", 8)),
         (("binary", CPU_SO, "built for the target llvm:x86-64-v4, the manifest says llvm:x86-64"),),
+    ),
+    "a target that was renamed": (
+        lambda p: p.change(CUDA, target="cuda:sm_100a"),
+        (
+            ("binary", SO, "built for the target cuda:sm_90a, the manifest says cuda:sm_100a"),
+            ("device code", SO, "holds a cubin for sm_90a, the manifest promises sm_100a"),
+        ),
+    ),
+    "a CPU level below the built one": (
+        lambda p: with_binary(p, CPU, binary_of("scale", "llvm:x86-64-v3", 8)).change(CPU, target="llvm:x86-64-v2"),
+        (("binary", CPU_SO, "checks for device type 1 and CPU level 3, which llvm:x86-64-v2 does not have"),),
     ),
     "another signature": (
         lambda p: p.change(CPU, params=(*params_of(8)[:1], dataclasses.replace(params_of(8)[1], dtype="float16"))),
