@@ -204,6 +204,18 @@ def test_what_is_no_file(make: Make) -> None:
     assert tlaot.load("ov_nofile")._overlay is None
 
 
+def test_inspect_shows_an_overlay(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make("ov_shown", build(V1, 1), build(V2, 2))
+    assert main(["inspect", "ov_shown"]) == 0
+    assert "overlay for" not in capsys.readouterr().out
+    save(path, "ov_shown", choice(V1), device="NVIDIA H200")
+    assert main(["inspect", "ov_shown"]) == 0
+    assert f"\noverlay for NVIDIA H200: 1 choice ({path})\n" in capsys.readouterr().out
+    save(path, "ov_shown", choice(V1), choice(V2), device="NVIDIA H200", kernels="x")
+    assert main(["inspect", "ov_shown"]) == 0
+    assert "overlay for NVIDIA H200: 2 choices, of other kernels than these: not used" in capsys.readouterr().out
+
+
 def test_where_an_overlay_is(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable's file, or its folder's; off; the configuration folder; none without a home."""
     assert overlay_path("a.b", {"HOME": "/home/u"}) == Path("/home/u/.config/tlaot/overlays/a.b.json")

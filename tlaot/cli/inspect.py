@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import PackageError
+from ..errors import PackageError, TlaotError
 from ..manifest import Variant
 from ..runtime.dispatch import describe_params
 from .extract import CODE, extract_code
@@ -65,6 +66,8 @@ def _inspect(options: argparse.Namespace) -> int:
         for number, listing in enumerate(listings):
             rows = [row for row in listing.rows if id(row) in kept]
             print("\n" * (number > 0) + "\n".join(_show(listing, rows)))
+        for line in _show_overlay(options.what):
+            print(f"\n{line}")
     return 0
 
 
@@ -81,6 +84,23 @@ def _show(listing: Listing, rows: Sequence[Row]) -> Iterator[str]:
     if rows:
         yield ""
         yield from _show_provenance(rows)
+
+
+def _show_overlay(what: str) -> Iterator[str]:
+    """What `tlaot retune` has found for an installed package."""
+    if os.sep in what or Path(what).exists():
+        return
+    from ..runtime.overlay import read_overlay
+    from ..runtime.places import find_homes
+
+    try:
+        overlay = read_overlay(what, find_homes(what))
+    except TlaotError:
+        return
+    for device, section in sorted(overlay.devices.items()) if overlay is not None else ():
+        if overlay is not None and isinstance(section, dict) and isinstance(section.get("choices"), list):
+            stale = "" if section.get("kernels") == overlay.kernels else ", of other kernels than these: not used"
+            yield f"overlay for {device}: {counted(len(section['choices']), 'choice')}{stale} ({overlay.path})"
 
 
 def _summarise(listing: Listing, rows: Sequence[Row]) -> str:
