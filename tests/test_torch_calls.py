@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from fixtures_runtime import FLOAT32, compile_kernel, tensor, variant
+from fixtures_torch import write
 
 torch = pytest.importorskip("torch")
 
+import tlaot  # noqa: E402
 from tlaot.errors import CallError, DispatchError, TlaotError  # noqa: E402
 from tlaot.manifest import Kernel, Manifest, digest_of  # noqa: E402
 from tlaot.runtime.load import open_manifest  # noqa: E402
@@ -162,6 +164,29 @@ def test_outputs_that_a_mode_makes_fake_are_not_written(add: Any) -> None:
     a = torch.ones(4, 8)
     with FakeTensorMode(), pytest.raises(ValueError, match="argument 2: has no memory"):
         add(a, a)
+
+
+def test_a_compiled_program_calls_it_as_it_is(tmp_path: Path) -> None:
+    """One graph break, which names the way without one, and nothing of the call is traced."""
+    write(tmp_path, "pk_torch_calls", "add")
+    add = tlaot.load("pk_torch_calls", tmp_path).add
+    b = torch.ones(8)
+
+    def program(x: Any) -> Any:
+        return add(x * 2, b) + 1
+
+    graphs = []
+
+    def keep(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(program, backend=keep)
+    assert torch.equal(compiled(torch.ones(4, 8)), torch.full((4, 8), 4.0))
+    assert len(graphs) == 2
+    with pytest.raises(Exception, match=r"tlaot\.torch\.register makes operators that trace"):
+        torch.compile(program, backend="eager", fullgraph=True)(torch.ones(4, 8))
 
 
 def test_sizes_beyond_32_bits(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ..manifest import Param
 from ..target import DLPACK_CPU, DLPACK_CUDA
 from .dispatch import Argument
 
-__all__ = ["Allocate", "Device", "Framework", "Function", "framework_of"]
+__all__ = ["Allocate", "Device", "Framework", "Function", "framework_of", "leave_untraced"]
 
 Device = tuple[int, int]
 Allocate = Callable[[Any], Any]
@@ -168,6 +168,21 @@ def _protect_torch(
         function(*args)
 
     return without_gradient
+
+
+def leave_untraced(function: Any) -> None:
+    """Have torch.compile, where torch is there, call a function as it is: else it traces seconds long into what it cannot trace.
+
+    As torch.compiler.disable does, without its wrapper, which every call would pay for.
+    """
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = "a packaged kernel is called; tlaot.torch.register makes operators that trace"
+    frames: Any = getattr(getattr(sys.modules.get("torch._C"), "_dynamo", None), "eval_frame", None)
+    try:
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    except (AttributeError, TypeError):
+        pass  # no torch, or one that has no such thing: slower, and right
 
 
 _TORCH = Framework("torch", _torch_probe, _describe_torch, _torch_allocator, _protect_torch)

@@ -16,6 +16,7 @@ from .choose import pick_variant
 from .device import cuda_capability, cuda_place
 from .dispatch import Argument, Place, describe_params, resolve
 from .floors import require_floors
+from .frameworks import leave_untraced
 from .notes import say_once
 from .places import (
     OVERLAY_VARIABLE,
@@ -87,6 +88,7 @@ def load(package: str, path: Folders | None = None) -> Kernels:
     # a lock of the import system whose holder does not exist there.
     import tvm_ffi  # noqa: F401
 
+    leave_untraced(Kernel.__call__)
     try:
         homes = find_homes(package, path)
     except PackageError:
