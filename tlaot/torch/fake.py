@@ -17,7 +17,7 @@ import torch
 from ..errors import CallError
 from ..manifest import Param, Variant
 from ..runtime.dispatch import Argument, Place, given_params, resolve, spell_workload, symbolic_sizes, target_of
-from ..runtime.refusal import check_factory_names, refuse_all
+from ..runtime.refusal import check_factory_names, refuse_all, refuse_ambiguous
 from ..target import DLPACK_CPU, DLPACK_CUDA
 from .schema import Form
 
@@ -167,25 +167,37 @@ def _resolve(call: _Call, variants: Sequence[Variant], place: Place | None) -> t
 
 def _choose(call: _Call, variants: Sequence[Variant], accepted: list[Variant], place: Place | None) -> Variant:
     """A variant whose outputs stand for those of whatever runs, with a guard for each size that it demands."""
+    if not any(isinstance(n, torch.SymInt) for n in _sizes(call)):
+        return _pick_exact(call, accepted)
     general = max(accepted, key=symbolic_sizes)
     unknown = any(isinstance(n, _Unknown) for a in call.arguments for n in a.shape or ())
     if unknown:
         _require_decided(call, general, accepted)
-    if not all(_agree(general, other, len(call.args)) for other in _rivals(call, variants, place)):
-        if unknown:
-            raise CallError(
-                call.where,
-                "the shape of the output depends on a data-dependent size, and differs from variant to variant",
-                "Fix the size before the call with torch._check(x.size(0) == n).",
-            )
-        # Each size becomes a constant of the trace; another one traces anew.
-        for x in call.args:
-            for n in (*x.shape, *x.stride()) if isinstance(x, torch.Tensor) else ():
-                int(n)
-        fewest = min(map(symbolic_sizes, accepted))
-        general = next(v for v in accepted if symbolic_sizes(v) == fewest)
-    _guard(call, general)
-    return general
+    if all(_agree(general, other, len(call.args)) for other in _rivals(call, variants, place)):
+        _guard(call, general)
+        return general
+    if unknown:
+        raise CallError(
+            call.where,
+            "the shape of the output depends on a data-dependent size, and differs from variant to variant",
+            "Fix the size before the call with torch._check(x.size(0) == n).",
+        )
+    for n in _sizes(call):
+        int(n)  # a constant of the trace; another size traces anew
+    return _pick_exact(call, accepted)
+
+
+def _sizes(call: _Call) -> list[Size]:
+    return [n for x in call.args if isinstance(x, torch.Tensor) for n in (*x.shape, *x.stride())]
+
+
+def _pick_exact(call: _Call, accepted: Sequence[Variant]) -> Variant:
+    """For sizes that are known: what is made for them goes before what has symbolic sizes, as in a call that runs."""
+    fewest = min(map(symbolic_sizes, accepted))
+    exact = [v for v in accepted if symbolic_sizes(v) == fewest]
+    if not all(_agree(exact[0], other, len(call.args)) for other in exact):
+        raise refuse_ambiguous(call.where, exact)
+    return exact[0]
 
 
 def _require_decided(call: _Call, general: Variant, accepted: Sequence[Variant]) -> None:

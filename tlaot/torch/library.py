@@ -171,7 +171,7 @@ def _implement(kernel: Kernel, form: Form) -> Callable[..., Any]:
     def run(*args: Any, **named: Any) -> Any:
         if forward_ad._current_level >= 0:
             raise _refuse_forward_mode(kernel)
-        if named:
+        if named and None in named.values():
             named = {name: value for name, value in named.items() if value is not None}
         out = kernel(*args, **named)
         return tuple(out) if several else out
