@@ -121,7 +121,8 @@ def test_a_package_without_kernels_of_its_own(site: Path) -> None:
 def test_a_missing_companion_is_named(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that only a companion could serve says which one to install, where it has code for the device."""
     write(site, "pl_miss", add(), without=["mul"], project={"name": "pl-miss", "version": "1.2"},
-          companions={"pl-miss-cuda-sm-90a": ("cuda:sm_90a",), "pl-miss-cuda-sm-80": ("cuda:sm_80",)})  # fmt: skip
+          companions={f"pl-miss-cuda-{arch.replace('_', '-')}": (f"cuda:{arch}",)
+                      for arch in ("compute_80", "sm_80", "sm_90", "sm_90a")})  # fmt: skip
     monkeypatch.setattr(device, "cuda_device", lambda ordinal: device.CudaDevice("NVIDIA H200", (9, 0), 132))
     kernels = tlaot.load("pl_miss")
     with pytest.raises(DispatchError, match="none is packaged"):

@@ -195,6 +195,12 @@ def test_a_package_that_is_not_called_as_its_project(tmp_path: Path) -> None:
     assert entry == b"[tlaot.kernels]\nother = other_cuda_sm_90a\n"
 
 
+def test_a_package_that_is_called_nearly_as_its_project(tmp_path: Path) -> None:
+    """The project's name does for both."""
+    made = split_wheel(make_wheel(tmp_path, "cuda:sm_90a", package="mykernels"))
+    assert made.companions[0].name.startswith("my_kernels_cuda_sm_90a-1.2+local-")
+
+
 def test_content_that_is_stored_once_stays_together(tmp_path: Path) -> None:
     """Within a target it goes along; shared by two wheels it is refused."""
     for holder, fine in (("add/cuda-sm_90a/N8", True), ("add/llvm-x86-64/N8", False), ("add/cuda-sm_80/N8", False)):

@@ -153,7 +153,9 @@ def _select(manifest: Manifest, targets: Sequence[str], keep_empty: bool = False
 def _name_companion(main: WheelName, project: str, package: str, target: str) -> WheelName:
     slug = read_target(target, "manifest").slug
     stem = normal_name(package.replace(".", "-"))
-    own = normal_name(project) if stem == normal_name(project) else f"{normal_name(project)}-{stem}"
+    own = normal_name(project)
+    if stem.replace("-", "") != own.replace("-", ""):  # flash-kernels and flashkernels are one name to people
+        own = f"{own}-{stem}"
     name = normal_name(f"{own}-{slug}").replace("-", "_")
     return replace(main, project=name, python="py3", abi="none")
 

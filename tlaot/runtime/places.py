@@ -282,22 +282,24 @@ def overlay_path(package: str, environ: Mapping[str, str] | None = None) -> Path
 def companions_for(
     homes: Iterable[Home], capability: tuple[int, int], beyond: str | None = None
 ) -> dict[str, list[str]]:
-    """Companions that are not installed and have code for a CUDA device, with the targets that are.
+    """The companion that is not installed and has the best code for a CUDA device, with the targets that run there; empty for none.
 
     Args:
         homes: Where kernels were found.
         capability: The device's.
         beyond: A target that runs there: only code that would be taken in its place.
     """
+
+    def preference(target: str) -> tuple[int, ...]:
+        return read_target(target, "manifest").preference(capability)
+
     found = {}
     for name, targets in missing_companions(homes).items():
         fitting = [target for target in targets if _runs(target, capability)]
-        if beyond is not None:
-            own = read_target(beyond, "manifest").preference(capability)
-            fitting = [t for t in fitting if read_target(t, "manifest").preference(capability) > own]
-        if fitting:
+        if fitting and (beyond is None or max(map(preference, fitting)) > preference(beyond)):
             found[name] = fitting
-    return found
+    best = max(found, key=lambda name: max(map(preference, found[name])), default=None)
+    return {} if best is None else {best: found[best]}
 
 
 def _runs(target: str, capability: tuple[int, int]) -> bool:
