@@ -232,6 +232,7 @@ def test_variants_of_other_signatures_are_left_out() -> None:
     assert len(found.variants) == 1
     assert describe() == LeftOut("k", "no variant of it is installed here")
     assert isinstance(describe((variant("k", [scalar("s")], [], {}), b"")), LeftOut)
+    assert isinstance(describe_operator("name", [copying("name", 4)[0]], lambda name: True), LeftOut)
 
 
 # --- eager calls --------------------------------------------------------------------------------------------

@@ -82,6 +82,8 @@ def describe_operator(name: str, variants: Sequence[Variant], has_dtype: Callabl
     """
     if not variants:
         return LeftOut(name, "no variant of it is installed here")
+    if name == "name":
+        return LeftOut(name, "torch.ops.<namespace>.name is the namespace's own name")
     foreign = sorted({p.dtype for v in variants for p in v.params if p.shape is not None and not has_dtype(p.dtype)})
     fitting = tuple(v for v in variants if not any(p.shape is not None and p.dtype in foreign for p in v.params))
     if not fitting:
