@@ -8,7 +8,8 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--lock",
         metavar="FILE",
         type=Path,
-        help="a tltune.lock: its entries for targets that are packaged must be there",
+        help="a tltune.lock: what is given must have all of its entries, together",
     )
     parser.add_argument("--min-glibc", metavar="VERSION", help="the oldest glibc that must load the binaries: 2.17")
     parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
@@ -60,6 +61,11 @@ def _check(options: argparse.Namespace) -> int:
         rows.append((what, outcomes))
         if not options.json:
             print("\n".join(_show(what, outcomes)))
+    missing = _missing_targets([audited for _, outcomes in rows for audited in outcomes], locked, str(options.lock))
+    if missing:
+        rows.append((str(options.lock), [Audited(str(options.lock), None, missing)]))
+        if not options.json:
+            print("\n".join(_show(*rows[-1])))
     if options.json:
         print(json.dumps([_as_json(what, outcomes) for what, outcomes in rows], indent=1, sort_keys=True))
     return 1 if any(audited.findings for _, outcomes in rows for audited in outcomes) else 0
@@ -104,6 +110,20 @@ def _with_lock(audited: Audited, locked: Mapping[Promise, Mapping[str, Any]], lo
             what = f"has the config {spell_items(offered[promise].config)}, {lock} has {spell_items(ships)}"
             findings.append(Finding("coverage", offered[promise].path, what, "Build it again with the lock."))
     return dataclasses.replace(audited, findings=(*audited.findings, *findings))
+
+
+def _missing_targets(
+    outcomes: Sequence[Audited], locked: Mapping[Promise, Mapping[str, Any]], lock: str
+) -> tuple[Finding, ...]:
+    """Targets of the lock that nothing has which was given: a companion was left out, or never built."""
+    manifests = [audited.manifest for audited in outcomes if audited.manifest is not None]
+    targets = {variant.target for manifest in manifests for _, variant in variants_of(manifest)}
+    left = Counter(target for _, target, _ in locked if target not in targets)
+    remedy = "Name the wheel that has them too, or build it."
+    return tuple(
+        Finding("coverage", target, f"nothing that was given has it; {lock} has {counted(count, 'workload')}", remedy)
+        for target, count in sorted(left.items())
+    )
 
 
 def _show(what: str, outcomes: list[Audited]) -> Iterator[str]:
