@@ -1,23 +1,26 @@
 """From a call's arguments to the FFI function: what the arguments are, and who allocates the outputs.
 
-A call is described once for each combination of types, dtypes, shapes and devices. From the second time on,
-it is one dictionary look-up and the plain function that ``make_caller`` returned.
+A call is described once for each combination of types, dtypes, shapes and devices. From the second time on it is a look at
+the arguments by a function that was made for their types (``make_probe``), a comparison, and the plain function that
+``make_caller`` returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import CallError
 from ..manifest import Param, Variant
 from .dispatch import Argument, Place, given_params
-from .frameworks import Allocate, Framework, Function, framework_of
+from .framework import Allocate, Framework, Function, Own
+from .frameworks import framework_of
 
-__all__ = ["Caller", "Described", "ProbeTable", "describe", "make_caller"]
+__all__ = ["Caller", "Described", "Probe", "describe", "make_caller", "make_callers", "make_probe"]
 
 Caller = Callable[[tuple[Any, ...]], Any]
+Probe = Callable[[tuple[Any, ...]], Any]
 
 
 @dataclass(frozen=True)
@@ -39,31 +42,61 @@ class Described:
     position: int
 
 
-class ProbeTable(dict[type, Callable[[Any], Hashable]]):
-    """For each type of argument the function that gives its part of the key of a call.
+def make_probe(where: str, args: Sequence[Any], strides: bool, dtypes: bool) -> Probe:
+    """A function from a call's arguments to its key; None where they are of other types, or more or fewer, than these.
+
+    It is made of source, as dataclasses make theirs: a loop over the arguments would cost more than all that is asked of them.
 
     Args:
         where: The kernel, for errors.
+        args: The arguments of one call.
         strides: Whether some variant of the kernel tells layouts apart.
         dtypes: Whether some variant of the kernel tells dtypes apart.
+
+    Raises:
+        CallError: An argument is of a type that no kernel takes.
     """
+    names = [f"x{i}" for i in range(len(args))]
+    scope: dict[str, Any] = {}
+    checks = [f"len(args) == {len(args)}"]
+    values: list[str] = []
+    placed = False
+    for name, arg in zip(names, args, strict=True):
+        framework = _known_framework(where, arg)
+        scope[f"type_{name}"] = type(arg)
+        checks.append(f"type({name}) is type_{name}")
+        parts = list(framework.key(strides, dtypes))
+        if framework.name != "number" and not placed:
+            parts += framework.place
+            placed = True
+        for part in parts:
+            if isinstance(part, str):
+                values.append(part.format(name))
+            else:
+                scope[f"ask_{len(values)}"] = part
+                values.append(f"ask_{len(values)}({name})")
+    unpack = f"    {', '.join(names)}, = args\n" if names else ""
+    source = (
+        f"def probe(args):\n    if not {checks[0]}:\n        return None\n{unpack}"
+        f"    if {' and '.join(checks[1:]) or 'True'}:\n        return ({', '.join([*values, ''])})\n    return None\n"
+    )
+    exec(source, scope)  # of names and expressions that are all from here
+    probe: Probe = scope["probe"]
+    return probe
 
-    def __init__(self, where: str, strides: bool, dtypes: bool) -> None:
-        super().__init__()
-        self.where = where
-        self.strides = strides
-        self.dtypes = dtypes
 
-    def __missing__(self, kind: type) -> Callable[[Any], Hashable]:
-        framework = framework_of(kind)
-        if framework is None:
-            raise CallError(
-                self.where,
-                f"an argument of type {kind.__qualname__} is neither a tensor (torch, numpy, or with __dlpack__) nor a number",
-                "Pass tensors, and Python numbers for scalars.",
-            )
-        probe = self[kind] = framework.probe_for(self.strides, self.dtypes)
-        return probe
+def _known_framework(where: str, arg: Any) -> Framework:
+    framework = framework_of(type(arg))
+    if framework is not None:
+        return framework
+    try:
+        memoryview(arg)
+        remedy = "Pass numpy.asarray(x)."
+    except TypeError:
+        remedy = "Pass tensors, and Python numbers for scalars."
+    kind = type(arg).__qualname__
+    what = f"an argument of type {kind} is neither a tensor (torch, numpy, or with __dlpack__) nor a number"
+    raise CallError(where, what, remedy)
 
 
 def describe(where: str, args: Sequence[Any], strides: bool) -> Described:
@@ -75,9 +108,7 @@ def describe(where: str, args: Sequence[Any], strides: bool) -> Described:
     arguments: list[Argument] = []
     first: tuple[int, tuple[int, int], Framework, Any] | None = None
     for position, arg in enumerate(args):
-        framework = framework_of(type(arg))
-        if framework is None:
-            raise CallError(where, f"argument {position} is a {type(arg).__name__}", "Pass tensors and numbers.")
+        framework = _known_framework(where, arg)
         try:
             argument, device = framework.describe(arg, strides)
         except CallError as error:
@@ -98,8 +129,11 @@ def describe(where: str, args: Sequence[Any], strides: bool) -> Described:
     return Described(tuple(arguments), first[1], first[2], first[3], first[0])
 
 
-def make_caller(where: str, variant: Variant, function: Function, call: Described, args: Sequence[Any]) -> Caller:
-    """The plain function that runs a variant on a call's arguments, and on all later ones that look the same.
+def make_callers(
+    where: str, variant: Variant, function: Function, call: Described, args: Sequence[Any]
+) -> tuple[Caller, Caller]:
+    """The plain function that runs a variant on a call's arguments, and on all later ones that look the same; and one to take
+    after a BufferError, which passes on what DLPack's export refuses.
 
     With as many arguments as the kernel has parameters, outputs are the caller's and are written in place;
     with as many as it has inputs, they are allocated, on the inputs' device, by the inputs' framework. Either way
@@ -109,15 +143,38 @@ def make_caller(where: str, variant: Variant, function: Function, call: Describe
         CallError: Outputs were left out and cannot be allocated.
     """
     given = given_params(variant, len(args)) or ()
-    seen = set()
-    for arg in args:
-        framework = framework_of(type(arg))
-        if framework is not None and framework.name not in seen:
-            seen.add(framework.name)
-            function = framework.protect(function, given, args, variant.params)
+    positions = [i for i, param in enumerate(variant.params) if any(param is one for one in given)]
+    own: dict[str, tuple[Framework, list[Own]]] = {}
+    for position, param, arg in zip(positions, given, args, strict=True):
+        framework = _known_framework(where, arg)
+        own.setdefault(framework.name, (framework, []))[1].append((position, param, arg))
+    for framework, mine in own.values():
+        function = framework.protect(function, mine)
+    lending = _lending(function, variant.params)
     if len(args) == len(variant.params):
-        return _in_place(function, variant.out_idx)
-    return _allocating(where, variant, function, call)
+        return _in_place(function, variant.out_idx), _in_place(lending, variant.out_idx)
+    return _allocating(where, variant, function, call), _allocating(where, variant, lending, call)
+
+
+def make_caller(where: str, variant: Variant, function: Function, call: Described, args: Sequence[Any]) -> Caller:
+    """The two of :func:`make_callers` as one function."""
+    caller, lending = make_callers(where, variant, function, call, args)
+
+    def either(args: tuple[Any, ...]) -> Any:
+        try:
+            return caller(args)
+        except BufferError:
+            return lending(args)
+
+    return either
+
+
+def _lending(function: Function, params: Sequence[Param]) -> Function:
+    def lend(param: Param, x: Any) -> Any:
+        framework = framework_of(type(x))
+        return x if framework is None or framework.lend is None else framework.lend(param, x)
+
+    return lambda *args: function(*[lend(param, x) for param, x in zip(params, args, strict=True)])
 
 
 def _in_place(function: Function, out_idx: Sequence[int]) -> Caller:
@@ -145,7 +202,8 @@ def _allocating(where: str, variant: Variant, function: Function, call: Describe
         raise CallError(where, "no argument is a tensor, so outputs have no device", "Pass the outputs too.")
     sizes, late = _bind(variant, call.arguments)
     makers = [_output_maker(where, params[i], call, sizes, late) for i in out_idx]
-    if len(makers) == 1 and out_idx[0] == len(params) - 1:
+    finish = call.framework.finish
+    if finish is None and len(makers) == 1 and out_idx[0] == len(params) - 1:
         make = makers[0]
 
         def one_last(args: tuple[Any, ...]) -> Any:
@@ -160,6 +218,8 @@ def _allocating(where: str, variant: Variant, function: Function, call: Describe
         outs = [make(args) for make in makers]
         pool = (*args, *outs)
         function(*[pool[i] for i in order])
+        if finish is not None:
+            outs = [finish(out) for out in outs]
         return outs[0] if len(outs) == 1 else outs
 
     return general

@@ -6,12 +6,12 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import CallError, DispatchError, LoadError, PackageError, did_you_mean
 from ..manifest import FileDigest, Manifest, Variant, place_of, verify_file
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
-from .call import Caller, Described, ProbeTable, describe, make_caller
+from .call import Caller, Described, Probe, describe, make_callers, make_probe
 from .choose import pick_variant
 from .device import cuda_capability, cuda_place
 from .dispatch import Argument, Place, describe_params, resolve
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .overlay import Overlay
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
+
+Callers: TypeAlias = dict[Hashable, tuple[Caller, Caller]]
 
 EXECUTABLE = "executable.so"
 _CALL = "tlaot_call"
@@ -216,10 +218,11 @@ class Kernel:
         self._folders = {id(variant): folder for variant, folder in located}
         self._modules: dict[Path, Any] = {}
         self._strides = any(p.strides is not None for v in variants for p in v.params)
-        self._probes = ProbeTable(where, self._strides, dtypes=_tell_by_dtype(variants))
-        self._callers: dict[Hashable, Caller] = {}
-        # The previous call's key and caller, replaced as one so that threads never mix two calls.
-        self._last: tuple[Any, Caller] = None, _no_caller
+        self._dtypes = _tell_by_dtype(variants)
+        # By the arguments' types: what asks the arguments for their key, and what to run by key.
+        self._callers: dict[tuple[type, ...], tuple[Probe, Callers]] = {}
+        # Of the previous call, replaced as one so that threads never mix two calls; the last two are its key and what it ran.
+        self._last: tuple[Probe, Callers, Any, Caller] = _no_caller, {}, (), _no_caller
 
     def __call__(self, *args: Any, **factory_args: Any) -> Any:
         """Run the kernel.
@@ -241,23 +244,21 @@ class Kernel:
             LoadError: The variant's file or the device cannot be used on this machine.
             ValueError, TypeError: The binary's own checks refuse an argument: strides, alignment of its address.
         """
-        probes = self._probes
-        key: Any = [probes[type(x)](x) for x in args]
-        if factory_args:
-            key.append(repr(sorted(factory_args.items())))
-        # Comparing with the previous call's key costs less than hashing this one.
-        last, caller = self._last
-        if key != last:
-            caller = self._caller(tuple(key), args, factory_args)
-            self._last = key, caller
+        probe, callers, last, caller = self._last
+        key = probe(args)  # None for arguments of other types
+        # Comparing with the previous call's key costs less than a look-up.
+        if key != last or factory_args:
+            if key in callers and not factory_args:
+                caller = callers[key][0]
+                self._last = probe, callers, key, caller
+            else:
+                caller = self._find_callers(args, factory_args)[0]
         try:
             return caller(args)
-        except (TypeError, ValueError, RuntimeError, BufferError) as error:
-            # Refused by the FFI or by the kernel's own checks, or raised above them: say it in our words if we can.
-            self._pick(describe(self._where, args, self._strides), factory_args)
-            if type(error) is ValueError and "must be contiguous" in str(error):
-                raise ValueError(f"{error}\nPass a compact copy: np.ascontiguousarray(x), or x.contiguous().") from None
-            raise
+        except BufferError as error:
+            return self._lend(args, factory_args, error)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise self._worded(args, factory_args, error) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._where.rpartition(".")[0], pack_homes(self._homes), self.name)
@@ -297,22 +298,52 @@ class Kernel:
         more = f" and {len(self.variants) - 1} more" if len(self.variants) > 1 else ""
         return f"<tlaot.Kernel {self._where}{signature}{more}; {targets or 'no target'}>"
 
-    def _caller(self, key: Hashable, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> Caller:
-        caller = self._callers.get(key)
-        if caller is not None:
-            return caller
+    def _lend(self, args: tuple[Any, ...], factory_args: Mapping[str, Any], refused: BufferError) -> Any:
+        """The call again, after an export through DLPack was refused: nothing has run yet."""
+        try:
+            return self._find_callers(args, factory_args)[1](args)
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
+            raise self._worded(args, factory_args, error) from None
+
+    def _worded(self, args: tuple[Any, ...], factory_args: Mapping[str, Any], error: Exception) -> Exception:
+        """What the FFI or the kernel's own checks refused, or what was raised above them, in our words if we have any.
+
+        Raises:
+            CallError, DispatchError: In these.
+        """
+        self._pick(describe(self._where, args, self._strides), factory_args)
+        if type(error) is ValueError and "must be contiguous" in str(error):
+            return ValueError(f"{error}\nPass a compact copy: np.ascontiguousarray(x), or x.contiguous().")
+        return error
+
+    def _find_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
+        kinds = tuple(map(type, args))
+        if kinds not in self._callers:
+            self._callers[kinds] = make_probe(self._where, args, self._strides, self._dtypes), {}
+        probe, callers = self._callers[kinds]
+        key = seen = probe(args)
+        if factory_args:
+            key = seen, repr(sorted(factory_args.items()))
+        found = callers.get(key)
+        if found is None:
+            found = self._make_callers(args, factory_args)
+            if len(callers) >= _MOST_CALLERS:
+                callers.clear()
+            callers[key] = found
+        if not factory_args:
+            self._last = probe, callers, seen, found[0]
+        return found
+
+    def _make_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
         call = describe(self._where, args, self._strides)
         variant = self._pick(call, factory_args)
-        caller = make_caller(self._where, variant, self._module(variant)[_CALL], call, args)
+        callers = make_callers(self._where, variant, self._module(variant)[_CALL], call, args)
         if read_target(variant.target).is_cuda and call.device is not None:
             place = cuda_place(call.device[1])
             retuned = self._overlay is not None and self._overlay.covers(place)
             better = companions_for(self._homes, place.capability, variant.target) if place.capability else ()
-            say_once(self._where, variant, call.device[1], stacklevel=3, retuned=retuned, companions=better)
-        if len(self._callers) >= _MOST_CALLERS:
-            self._callers.clear()
-        self._callers[key] = caller
-        return caller
+            say_once(self._where, variant, call.device[1], stacklevel=4, retuned=retuned, companions=better)
+        return callers
 
     def _pick(self, call: Described, factory_args: Mapping[str, Any]) -> Variant:
         if not self.variants:
@@ -371,7 +402,8 @@ class Kernel:
 
 
 def _no_caller(args: tuple[Any, ...]) -> Any:
-    raise AssertionError("no call has been described yet")
+    """Before the first call: the key of none."""
+    return None
 
 
 def _tell_by_dtype(variants: Sequence[Variant]) -> bool:

@@ -1,0 +1,152 @@
+"""numpy's arrays, and those of ml_dtypes' element types, as arguments of a call."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import CallError
+from ..manifest import Param
+from ..target import DLPACK_CPU
+from .dispatch import Argument
+from .framework import Allocate, Device, Framework, Part, compact_strides, static_strides, unprotected
+
+__all__ = ["NUMPY", "allocate_numpy", "spell_dtype"]
+
+# Element types of ml_dtypes that are less than a byte: numpy gives each element a byte, a kernel packs them.
+_SUB_BYTE = frozenset(
+    ("int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
+)
+
+
+def spell_dtype(dtype: Any) -> str:
+    """DLPack's name of numpy's dtype; what no kernel takes gets a name that is no dtype's."""
+    name = str(dtype.name)
+    if name in _SUB_BYTE:
+        return f"{name} of a byte each"
+    return name if dtype.isnative else f"{name} of foreign byte order"
+
+
+def _key(strides: bool, dtypes: bool) -> tuple[Part, ...]:
+    if strides:
+        return "{}.shape", "{}.dtype", "{}.strides"
+    return ("{}.shape", "{}.dtype") if dtypes else ("{}.shape",)
+
+
+def _describe(x: Any, strides: bool) -> tuple[Argument, Device]:
+    size = x.dtype.itemsize
+    layout = tuple(s // size if size and s % size == 0 else -1 for s in x.strides) if strides else None
+    return Argument(spell_dtype(x.dtype), tuple(x.shape), layout), (DLPACK_CPU, 0)
+
+
+def _allocator(param: Param, like: Any, sizes: tuple[int, ...]) -> Allocate:
+    own = like.dtype if like.dtype.name == param.dtype else None
+    return allocate_numpy(param, sizes, own, 16)
+
+
+def allocate_numpy(param: Param, sizes: tuple[int, ...], dtype: Any, align: int) -> Allocate:
+    """A function that makes numpy arrays for an output.
+
+    Args:
+        param: The output.
+        sizes: Its sizes.
+        dtype: numpy's dtype for it; None finds it.
+        align: Alignment in bytes to have beyond the parameter's own; numpy itself gives 16, what malloc guarantees.
+
+    Raises:
+        CallError: numpy has no such dtype, or strides are not known.
+    """
+    numpy = sys.modules["numpy"]
+    dtype = _numpy_dtype(param) if dtype is None else dtype
+    align = max(align, param.align)
+    if align <= 16 and param.strides is None:
+        empty = numpy.empty
+        return lambda _: empty(sizes, dtype)
+    steps = compact_strides(sizes) if param.strides is None else static_strides(param)
+    layout = tuple(s * dtype.itemsize for s in steps)
+    span = _span(sizes, steps) * dtype.itemsize
+
+    def aligned(_: Any) -> Any:
+        block = numpy.empty(span + align, numpy.uint8)
+        return numpy.ndarray(sizes, dtype, block, -block.ctypes.data % align, layout)
+
+    return aligned
+
+
+def _span(sizes: Sequence[int], steps: Sequence[int]) -> int:
+    """Elements from the first to the last, both included."""
+    return 0 if 0 in sizes else sum((n - 1) * s for n, s in zip(sizes, steps, strict=True)) + 1
+
+
+def _numpy_dtype(param: Param) -> Any:
+    numpy = sys.modules["numpy"]
+    if param.dtype in _SUB_BYTE:
+        raise CallError(
+            f"output {param.name}",
+            f"numpy gives each {param.dtype} a byte, a kernel packs them",
+            "Pass tensors of a framework that packs them, the outputs too.",
+        )
+    try:
+        return numpy.dtype(param.dtype)
+    except TypeError:
+        # bfloat16 and float8 exist in numpy where ml_dtypes has been imported.
+        scalar = getattr(sys.modules.get("ml_dtypes"), param.dtype, None)
+        if scalar is not None:
+            return numpy.dtype(scalar)
+    raise CallError(
+        f"output {param.name}",
+        f"numpy has no dtype {param.dtype}",
+        "Import ml_dtypes, or pass the outputs too, after the inputs.",
+    )
+
+
+def _lend(param: Param, x: Any) -> Any:
+    """The array's memory in a form that DLPack can express; not a copy.
+
+    numpy's own export refuses read-only arrays and ml_dtypes' element types.
+    """
+    numpy = sys.modules["numpy"]
+    if not x.flags.writeable and param.written:
+        raise CallError(f"argument {param.name}", "is read-only, and the kernel writes it", "Pass a writable array.")
+    # 2: a dtype that another package registered, here ml_dtypes.
+    registered = x.dtype.isbuiltin == 2
+    if x.flags.writeable and not registered:
+        return x
+    raw = x.view(f"u{x.dtype.itemsize}") if registered else x
+    interface = dict(raw.__array_interface__, data=(raw.__array_interface__["data"][0], False))
+    open_view = numpy.asarray(type("Lent", (), {"__array_interface__": interface, "owner": x})())
+    if raw is x:
+        return open_view
+    return _export_as(open_view, x.dtype.name)
+
+
+class _DLTensor(ctypes.Structure):
+    """The head of DLPack's DLTensor (dlpack.h), up to the dtype."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+    )
+
+
+def _export_as(x: Any, dtype: str) -> Any:
+    """An array of unsigned integers as an FFI tensor of another element type of the same size."""
+    import tvm_ffi
+
+    capsule = x.__dlpack__()
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    head = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    wanted = tvm_ffi.dtype(dtype)
+    head.code, head.bits, head.lanes = wanted.type_code, wanted.bits, wanted.lanes
+    return tvm_ffi.from_dlpack(capsule)
+
+
+NUMPY = Framework("numpy", _key, (), _describe, _allocator, unprotected, lend=_lend)
