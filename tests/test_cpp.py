@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cpp_programs import build_embedded, flags
 from fixtures_runtime import FLOAT32, compile_kernel, scalar, tensor, variant, write_package
 
 from tlaot.cli import main
@@ -21,17 +22,6 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent / "cpp"
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-
-
-def flags(which: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tlaot.cli", "include", which],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return done.stdout.split()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -387,3 +377,18 @@ def test_the_example_with_a_kernel_packaged_here(tmp_path: Path) -> None:
     done = subprocess.run([*program, "24", "41"], env={}, capture_output=True, text=True)
     assert done.returncode == 1
     assert "DispatchError: sample_pkg.softmax: no packaged variant fits (float32(24, 41)" in done.stderr
+
+
+def test_in_a_process_that_has_python(tmp_path: Path) -> None:
+    """A C++ library under Python finds the FFI that Python loaded, and shares its binaries."""
+    np = pytest.importorskip("numpy")
+    import tvm_ffi  # noqa: F401
+
+    params = [tensor("X", 4, 8), tensor("Y", 4, 8, written=True)]
+    write_package(tmp_path, "pkg", {"copy": [(variant("copy", params, [1], {}), compile_kernel(2, 0b10, label=1))]})
+    call = build_embedded(tmp_path)
+    x, y = np.ones((4, 8), "f4"), np.zeros((4, 8), "f4")
+    assert call(tmp_path / "pkg", "copy", x.ctypes.data, y.ctypes.data, "float32", 4, 8) == ""
+    assert y.sum() == 64
+    said = call(tmp_path / "pkg", "copy", x.ctypes.data, y.ctypes.data, "float32", 8, 4)
+    assert said.startswith("DispatchError: pkg.copy: no packaged variant fits")
