@@ -40,19 +40,26 @@ def best_of(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return best
 
 
-def measure(framework: str, make: Callable[[], Any], empty: Callable[[], Any], kernels: Any) -> None:
+def measure(framework: str, make: Callable[[int], Any], empty: Callable[[], Any], kernels: Any) -> None:
     add = kernels.add
-    a, b, c = make(), make(), make()
+    a, b, c = make(8), make(8), make(8)
+    wide = make(9), make(9), make(9)
     bare = add._module(add.variants[0])["tlaot_call"]
     ways = {
         "bare FFI call": lambda: bare(a, b, c),
         "output given": lambda: add(a, b, c),
+        "two bare FFI calls": lambda: (bare(a, b, c), bare(*wide)),
+        "two shapes in turn": lambda: (add(a, b, c), add(*wide)),
         "bare FFI call and empty": lambda: bare(a, b, empty()),
         "output allocated": lambda: add(a, b),
         "the framework's own a + b": lambda: a + b,
     }
     best = best_of(ways)
-    base = {"output given": "bare FFI call", "output allocated": "bare FFI call and empty"}
+    base = {
+        "output given": "bare FFI call",
+        "two shapes in turn": "two bare FFI calls",
+        "output allocated": "bare FFI call and empty",
+    }
     for name, ns in best.items():
         extra = f"{ns - best[base[name]]:8.0f}" if name in base else ""
         print(f"{framework:8}{name:28}{ns:8.0f}{extra}")
@@ -71,11 +78,11 @@ def main() -> None:
         if importlib.util.find_spec("numpy"):
             import numpy
 
-            measure("numpy", lambda: numpy.ones((4, 8), "f4"), lambda: numpy.empty((4, 8), "f4"), kernels)
+            measure("numpy", lambda n: numpy.ones((4, n), "f4"), lambda: numpy.empty((4, 8), "f4"), kernels)
         if importlib.util.find_spec("torch"):
             import torch
 
-            measure("torch", lambda: torch.ones(4, 8), lambda: torch.empty(4, 8), kernels)
+            measure("torch", lambda n: torch.ones(4, n), lambda: torch.empty(4, 8), kernels)
 
 
 if __name__ == "__main__":

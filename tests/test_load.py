@@ -20,6 +20,7 @@ from fixtures_runtime import compile_kernel, tensor, variant, write_package
 import tlaot
 from tlaot.errors import CallError, LoadError, PackageError
 from tlaot.manifest import digest_of
+from tlaot.runtime import binary
 from tlaot.runtime import load as load_module
 
 np = pytest.importorskip("numpy")
@@ -261,7 +262,7 @@ def test_fork_while_another_thread_loads(package: Callable[..., Path]) -> None:
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with load_module._loading:
+        with binary.loading():
             taken.set()
             done.wait(60)
 
@@ -310,9 +311,9 @@ def _readable_by_others(path: Path) -> bool:
 def test_a_library_that_was_replaced_under_this_process_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "executable.so"
     path.write_bytes(b"new")
-    load_module._loaded[str(path)] = digest_of(b"old")
+    binary._loaded[str(path)] = digest_of(b"old")
     with pytest.raises(LoadError, match="was replaced while this process"):
-        load_module.load_function(path, digest_of(b"new"))
+        binary.load_function(path, digest_of(b"new"))
 
 
 def test_kernels_can_be_copied_and_pickled_after_a_call(package: Callable[..., Path]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import CallError, DispatchError, LoadError, PackageError, did_you_mean
-from ..manifest import FileDigest, Manifest, Variant, place_of, verify_file
+from ..manifest import Manifest, Variant, place_of
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
+from .binary import CALL, CPU_LEVEL, EXECUTABLE, load_binary, load_function, loading
 from .call import Caller, Described, Probe, describe, make_callers, make_probe
 from .choose import pick_variant
 from .device import cuda_capability, cuda_place
@@ -41,30 +41,12 @@ __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_man
 
 Callers: TypeAlias = dict[Hashable, tuple[Caller, Caller]]
 
-EXECUTABLE = "executable.so"
-_CALL = "tlaot_call"
-_CPU_LEVEL = "tlaot_cpu_level"
-
 # A server that sees ever new sizes must not grow without bound; describing a call again is cheap.
 _MOST_CALLERS = 4096
 
 # Set in the processes of a build: they import the author's package before it has kernels, and a package that loads them
 # when it is imported must not fail there.
 building = False
-
-_loading = threading.RLock()
-
-# Content of each file that was given to the dynamic linker; libraries are never unloaded.
-_loaded: dict[str, FileDigest] = {}
-
-
-def _renew_lock() -> None:
-    global _loading
-    _loading = threading.RLock()
-
-
-# A thread that was loading while another one forked does not exist in the child, its lock would.
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def load(package: str, path: Folders | None = None) -> Kernels:
@@ -118,17 +100,6 @@ def _overlay_of(package: str, homes: Sequence[Home]) -> Overlay | None:
     from .overlay import read_overlay
 
     return read_overlay(package, homes)
-
-
-def load_function(path: Path, expected: FileDigest) -> Callable[..., Any]:
-    """The FFI function of one ``executable.so``; it takes all parameters of the kernel, outputs included.
-
-    Raises:
-        PackageError: The file is missing or its content is not what was packaged; it has not been loaded.
-        LoadError: The dynamic linker refuses the file.
-    """
-    function: Callable[..., Any] = _load_module(path, expected)[_CALL]
-    return function
 
 
 class Kernels:
@@ -337,7 +308,7 @@ class Kernel:
     def _make_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
         call = describe(self._where, args, self._strides)
         variant = self._pick(call, factory_args)
-        callers = make_callers(self._where, variant, self._module(variant)[_CALL], call, args)
+        callers = make_callers(self._where, variant, self._module(variant)[CALL], call, args)
         if read_target(variant.target).is_cuda and call.device is not None:
             place = cuda_place(call.device[1])
             retuned = self._overlay is not None and self._overlay.covers(place)
@@ -383,7 +354,7 @@ class Kernel:
     def _cpu_level(self, fitting: Sequence[Variant]) -> int | None:
         """Rank of this processor's instruction level; the binaries themselves know how to ask."""
         lowest = min(fitting, key=lambda v: read_target(v.target).cpu_rank)
-        level = int(self._module(lowest)[_CPU_LEVEL]())
+        level = int(self._module(lowest)[CPU_LEVEL]())
         if not 0 <= level <= len(CPU_LEVELS):
             raise LoadError(self._where, f"{EXECUTABLE} names CPU level {level}", "Build the package again.")
         return level
@@ -393,11 +364,11 @@ class Kernel:
         module = self._modules.get(path)
         if module is not None:
             return module
-        with _loading:
+        with loading():
             module = self._modules.get(path)
             if module is None:
                 require_floors(self._where, variant)
-                module = self._modules[path] = _load_module(path, variant.files[EXECUTABLE])
+                module = self._modules[path] = load_binary(path, variant.files[EXECUTABLE])
         return module
 
 
@@ -409,26 +380,3 @@ def _no_caller(args: tuple[Any, ...]) -> Any:
 def _tell_by_dtype(variants: Sequence[Variant]) -> bool:
     """Whether dispatch needs the arguments' dtypes; where it does not, the kernel's own check of them is enough."""
     return len({tuple(p.dtype for p in v.params) for v in variants}) > 1
-
-
-def _load_module(path: Path, expected: FileDigest) -> Any:
-    """Verify, then load: nothing but the packaged bytes reaches the dynamic linker."""
-    verify_file(path, expected)
-    import tvm_ffi
-
-    # The dynamic linker knows a library by its path: for one that was replaced it silently gives the old code.
-    loaded = _loaded.setdefault(str(path), expected)
-    if loaded != expected:
-        raise LoadError(
-            str(path),
-            f"was replaced while this process has the former one loaded (SHA-256 {loaded.sha256[:12]}...)",
-            "Start the process again.",
-        )
-    try:
-        return tvm_ffi.load_module(path)
-    except (OSError, RuntimeError, ValueError) as error:  # ValueError: a path that is no UTF-8
-        raise LoadError(
-            str(path),
-            f"cannot be loaded ({str(error).strip().splitlines()[-1]})",
-            "It was built for another system: install a wheel for this one, or build the package here.",
-        ) from error
