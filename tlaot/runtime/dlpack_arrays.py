@@ -67,7 +67,7 @@ def _export(x: Any) -> tuple[Any, bool]:
 
     try:
         capsule = x.__dlpack__(max_version=(1, 0))
-    except TypeError:  # a producer from before DLPack 1.0
+    except (TypeError, NotImplementedError):  # a producer from before DLPack 1.0
         capsule = x.__dlpack__()
     return tvm_ffi.from_dlpack(capsule), _is_read_only(capsule)
 
