@@ -257,6 +257,14 @@ def test_a_damaged_package(driver: Driver, tmp_path: Path) -> None:
     refused("is damaged: expected format", b"{}")
 
 
+def test_an_element_type_that_this_header_does_not_know(driver: Driver, tmp_path: Path) -> None:
+    params = [tensor("X", 4, dtype="float5_unheard_of"), tensor("Y", 4, written=True)]
+    write_package(tmp_path, "pkg", {"k": [(variant("k", params, [1], {}), compile_kernel(2, 0b10))]})
+    kind, text = driver.refused("package", tmp_path / "pkg", "k", "-", "float32:4", "float32:4")
+    assert kind == "PackageError"
+    assert "lacks an element type that is known here, not float5_unheard_of" in text
+
+
 def test_a_manifest_that_names_files_elsewhere(driver: Driver, tmp_path: Path) -> None:
     one, data = add(4, 8)
     write_package(tmp_path, "other", {"add": [(one, data)]})

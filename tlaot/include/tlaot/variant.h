@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -150,7 +151,11 @@ inline Param read_param(const Json& entry, std::vector<std::string>* symbols) {
   Param out{};
   out.name = entry.at("name").string();
   out.type = entry.at("dtype").string();
-  out.dtype = dtype(out.type);
+  try {
+    out.dtype = dtype(out.type);
+  } catch (const Error&) {
+    throw std::out_of_range("an element type that is known here, not " + out.type);
+  }
   out.written = entry.at("written").text == "true";
   out.scalar = entry.at("shape").is_null();
   out.strided = !entry.at("strides").is_null();
