@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -399,6 +401,38 @@ def test_callers_do_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.M
     for m in range(100):
         assert k(np.ones(m, "f4"), np.ones(m, "f4")).sum() == 2 * m
     assert [len(callers) for _, callers in k._callers.values()] == [4]
+
+
+def test_threads_that_forget_each_others_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sizes than are remembered, in several threads and with several types at once: every result is its call's."""
+    from tlaot.runtime import load
+
+    monkeypatch.setattr(load, "_MOST_CALLERS", 2)
+    k, wrong = add(tmp_path, "m"), []
+
+    def work(seed: int) -> None:
+        for i in range(400):
+            m = (i * 7 + seed) % 5 + 1
+            x = np.full(m, seed, "f4")
+            try:
+                out = k(x, x) if i % 2 else k(x, Foreign(x))
+            except BaseException as error:
+                wrong.append(error)
+                return
+            if out.tolist() != [2 * seed] * m:
+                wrong.append((m, out))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
 
 
 def test_a_missing_binary_is_reported_by_the_call(tmp_path: Path) -> None:

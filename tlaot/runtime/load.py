@@ -219,11 +219,12 @@ class Kernel:
         key = probe(args)  # None for arguments of other types
         # Comparing with the previous call's key costs less than a look-up.
         if key != last or factory_args:
-            if key in callers and not factory_args:
-                caller = callers[key][0]
-                self._last = probe, callers, key, caller
+            found = None if factory_args else callers.get(key)
+            if found is None:
+                found = self._find_callers(args, factory_args)
             else:
-                caller = self._find_callers(args, factory_args)[0]
+                self._last = probe, callers, key, found[0]
+            caller = found[0]
         try:
             return caller(args)
         except BufferError as error:
