@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ..errors import CallError
 from ..manifest import Param
 from ..target import DLPACK_CPU
+from .capsule import export
 from .dispatch import Argument
 from .framework import Allocate, Device, Framework, Function, Own, Part, no_allocator, unprotected
 from .numpy_arrays import allocate_numpy, spell_dtype
@@ -42,7 +42,10 @@ def _dlpack_key(strides: bool, dtypes: bool) -> tuple[Part, ...]:
 
 
 def _key(x: Any) -> Hashable:
-    return _describe_dlpack(x, False)
+    try:
+        return tuple(x.shape), str(x.dtype), x.__dlpack_device__()
+    except (AttributeError, BufferError):
+        return _describe_dlpack(x, False)
 
 
 def _key_with_strides(x: Any) -> Hashable:
@@ -54,49 +57,11 @@ def _describe_dlpack(x: Any, strides: bool) -> tuple[Argument, Device]:
         device_type, device_id = x.__dlpack_device__()
         # Layouts have no common attribute, and the protocol asks for none at all: the exported tensor has them.
         if strides or not hasattr(x, "shape") or not hasattr(x, "dtype"):
-            return _describe_tvm_ffi(_export(x)[0], strides)
+            return _describe_tvm_ffi(export(x)[0], strides)
     except BufferError as error:
         raise CallError("array", f"cannot be exported ({error})", "Pass an array that lies on one device.") from None
     name = str(x.dtype).rpartition(".")[2]
     return Argument(name, tuple(map(int, x.shape)), None), (int(device_type), int(device_id))
-
-
-def _export(x: Any) -> tuple[Any, bool]:
-    """The array as an FFI tensor, and whether its memory may only be read."""
-    import tvm_ffi
-
-    try:
-        capsule = x.__dlpack__(max_version=(1, 0))
-    except (TypeError, NotImplementedError):  # a producer from before DLPack 1.0
-        capsule = x.__dlpack__()
-    return tvm_ffi.from_dlpack(capsule), _is_read_only(capsule)
-
-
-class _Versioned(ctypes.Structure):
-    """The head of DLPack's DLManagedTensorVersioned (dlpack.h), up to the flags."""
-
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-    )
-
-
-_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-
-
-def _is_read_only(capsule: Any) -> bool:
-    """Whether a versioned capsule says so; after its use it has another name, and the tensor made of it keeps the memory."""
-    api = ctypes.pythonapi
-    api.PyCapsule_GetName.restype, api.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
-    name = api.PyCapsule_GetName(capsule)
-    if name is None or not name.endswith(b"dltensor_versioned"):
-        return False
-    pointer = api.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return bool(_Versioned.from_address(pointer(capsule, name)).flags & _READ_ONLY)
 
 
 def _lend(param: Param, x: Any) -> Any:
@@ -105,7 +70,7 @@ def _lend(param: Param, x: Any) -> Any:
     Raises:
         CallError: It may only be read, and the kernel writes it.
     """
-    tensor, read_only = _export(x)
+    tensor, read_only = export(x)
     if read_only and param.written:
         raise CallError(f"argument {param.name}", "is read-only, and the kernel writes it", "Pass a writable array.")
     return tensor

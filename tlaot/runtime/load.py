@@ -227,8 +227,8 @@ class Kernel:
             caller = found[0]
         try:
             return caller(args)
-        except BufferError as error:
-            return self._lend(args, factory_args, error)
+        except BufferError:
+            return self._lend(args, factory_args)
         except (TypeError, ValueError, RuntimeError) as error:
             raise self._worded(args, factory_args, error) from None
 
@@ -270,12 +270,18 @@ class Kernel:
         more = f" and {len(self.variants) - 1} more" if len(self.variants) > 1 else ""
         return f"<tlaot.Kernel {self._where}{signature}{more}; {targets or 'no target'}>"
 
-    def _lend(self, args: tuple[Any, ...], factory_args: Mapping[str, Any], refused: BufferError) -> Any:
+    def _lend(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> Any:
         """The call again, after an export through DLPack was refused: nothing has run yet."""
+        _, callers, _, key = self._look(args, factory_args)
+        lending = self._find_callers(args, factory_args)[1]
         try:
-            return self._find_callers(args, factory_args)[1](args)
+            out = lending(args)
         except (TypeError, ValueError, RuntimeError, BufferError) as error:
             raise self._worded(args, factory_args, error) from None
+        # Such arrays come again, weights for instance; others of this key are passed as they are.
+        callers[key] = lending, lending
+        self._last = _no_caller, {}, (), _no_caller
+        return out
 
     def _worded(self, args: tuple[Any, ...], factory_args: Mapping[str, Any], error: Exception) -> Exception:
         """What the FFI or the kernel's own checks refused, or what was raised above them, in our words if we have any.
@@ -288,14 +294,19 @@ class Kernel:
             return ValueError(f"{error}\nPass a compact copy: np.ascontiguousarray(x), or x.contiguous().")
         return error
 
-    def _find_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
+    def _look(
+        self, args: tuple[Any, ...], factory_args: Mapping[str, Any]
+    ) -> tuple[Probe, Callers, Hashable, Hashable]:
+        """What asks arguments of these types for their key, the callers for these types, the key, and that with ``factory_args``."""
         kinds = tuple(map(type, args))
         if kinds not in self._callers:
             self._callers[kinds] = make_probe(self._where, args, self._strides, self._dtypes), {}
         probe, callers = self._callers[kinds]
-        key = seen = probe(args)
-        if factory_args:
-            key = seen, repr(sorted(factory_args.items()))
+        seen = probe(args)
+        return probe, callers, seen, (seen, repr(sorted(factory_args.items()))) if factory_args else seen
+
+    def _find_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
+        probe, callers, seen, key = self._look(args, factory_args)
         found = callers.get(key)
         if found is None:
             found = self._make_callers(args, factory_args)

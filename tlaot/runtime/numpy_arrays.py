@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ..errors import CallError
 from ..manifest import Param
 from ..target import DLPACK_CPU
+from .capsule import export, export_as
 from .dispatch import Argument
 from .framework import Allocate, Device, Framework, Part, compact_strides, static_strides, unprotected
 
@@ -115,38 +115,22 @@ def _lend(param: Param, x: Any) -> Any:
     if x.flags.writeable and not registered:
         return x
     raw = x.view(f"u{x.dtype.itemsize}") if registered else x
-    interface = dict(raw.__array_interface__, data=(raw.__array_interface__["data"][0], False))
-    open_view = numpy.asarray(type("Lent", (), {"__array_interface__": interface, "owner": x})())
-    if raw is x:
-        return open_view
-    return _export_as(open_view, x.dtype.name)
+    if not registered:
+        try:
+            return export(raw)[0]
+        except BufferError:  # numpy before 2.1 has no DLPack 1.0, and none before that for read-only memory
+            pass
+    open_view = raw if raw.flags.writeable else numpy.asarray(_Lent(raw))
+    return export_as(open_view, x.dtype.name) if registered else open_view
 
 
-class _DLTensor(ctypes.Structure):
-    """The head of DLPack's DLTensor (dlpack.h), up to the dtype."""
+class _Lent:
+    """The memory of a read-only array, through which numpy makes a writable one."""
 
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-    )
-
-
-def _export_as(x: Any, dtype: str) -> Any:
-    """An array of unsigned integers as an FFI tensor of another element type of the same size."""
-    import tvm_ffi
-
-    capsule = x.__dlpack__()
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    head = _DLTensor.from_address(pointer(capsule, b"dltensor"))
-    wanted = tvm_ffi.dtype(dtype)
-    head.code, head.bits, head.lanes = wanted.type_code, wanted.bits, wanted.lanes
-    return tvm_ffi.from_dlpack(capsule)
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+        interface = owner.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 NUMPY = Framework("numpy", _key, (), _describe, _allocator, unprotected, lend=_lend)
