@@ -17,6 +17,7 @@ from fixtures_runtime import FLOAT32, compile_kernel, scalar, tensor, variant, w
 
 from tlaot.cli import main
 from tlaot.manifest import FORMAT_VERSION, Kernel, Manifest, Param, Variant, digest_of, dumps, variant_dumps
+from tlaot.target import read_target
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent / "cpp"
@@ -30,11 +31,13 @@ class Driver:
 
     folder: Path
 
-    def run(self, *arguments: str | Path, plugin: bool = False, cwd: Path | None = None) -> tuple[int, str]:
+    def run(
+        self, *arguments: str | Path, plugin: bool = False, cwd: Path | None = None, **environ: str
+    ) -> tuple[int, str]:
         done = subprocess.run(
             [str(self.folder / ("loads" if plugin else "linked")), *map(str, arguments)],
             # No Python, and nothing of this environment, but what the flags put into the program.
-            env={"PLUGIN": str(self.folder / "libdriver.so")},
+            env={"PLUGIN": str(self.folder / "libdriver.so"), **environ},
             cwd=cwd,
             capture_output=True,
             text=True,
@@ -48,9 +51,9 @@ class Driver:
         assert status == 0, said
         return [float(word) for word in said.split()]
 
-    def refused(self, *arguments: str | Path) -> tuple[str, str]:
+    def refused(self, *arguments: str | Path, **environ: str) -> tuple[str, str]:
         """The kind and the text of the error."""
-        status, said = self.run(*arguments)
+        status, said = self.run(*arguments, **environ)
         assert status == 1, said
         kind, _, text = said.partition("\n")
         return kind, text
@@ -337,6 +340,54 @@ def test_threads_begin_with_the_first_call_together(driver: Driver, tmp_path: Pa
 
 def test_a_stream_holds_in_its_scope(driver: Driver) -> None:
     assert driver.run("stream") == (0, "1 1")
+
+
+def test_what_runs_where_is_what_python_says(driver: Driver) -> None:
+    """The rules of target.py are written again in target.h: every target on every device."""
+    numbers = [(m, n) for m, n in ((5, 3), (7, 2), (7, 5), (8, 0), (8, 6), (8, 7), (8, 8), (8, 9), (9, 0))]
+    numbers += [(10, 0), (10, 1), (10, 3), (10, 7), (11, 0), (12, 0), (12, 1)]
+    texts = [f"cuda:{kind}_{m}{n}" for kind in ("sm", "compute") for m, n in numbers]
+    texts += [f"cuda:{kind}_{m}{n}a" for kind in ("sm", "compute") for m, n in numbers if m >= 9]
+    texts += [f"cuda:sm_{m}{n}f" for m, n in numbers if m >= 10]
+    status, said = driver.run("targets", ",".join(texts), ",".join(f"{m}.{n}" for m, n in numbers))
+    assert status == 0
+    rows = [line.split() for line in said.splitlines()]
+    assert len(rows) == len(texts) * len(numbers)
+    for text, device, runs, *preference in rows:
+        target, capability = read_target(text), tuple(map(int, device.split(".")))
+        assert bool(int(runs)) == target.runs_on(capability), (text, device)  # type: ignore[arg-type]
+        assert tuple(map(int, preference)) == tuple(map(int, target.preference(capability))), (text, device)  # type: ignore[arg-type]
+
+
+def test_a_cuda_device_is_asked_of_the_driver(driver: Driver, tmp_path: Path) -> None:
+    """With a driver that only answers: what runs there reaches its binary, which here is one for the CPU and says so."""
+    driver_source = HERE.parent / "native_fixture" / "libcuda.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", str(driver_source), "-o", str(tmp_path / "libcuda.so.1")], check=True)
+    here = {"LD_LIBRARY_PATH": str(tmp_path), "LIBCUDA_DEVICES": "8.6:82"}
+    on_gpu = ["cuda:" + one for one in T48]
+    for name, targets in {
+        "fits": ["cuda:sm_80", "cuda:sm_90a"],
+        "ptx": ["cuda:compute_80"],
+        "none": ["cuda:sm_90a"],
+    }.items():
+        write_package(tmp_path, name, {"add": [add(4, 8, target=target) for target in targets]})
+    at = ("add", "-", *on_gpu)
+    for name in ("fits", "ptx"):
+        kind, text = driver.refused("package", tmp_path / name, *at, **here)
+        assert (kind, text) == ("ValueError", "elementwise: argument 0: is not on the CPU")
+    kind, text = driver.refused("package", tmp_path / "ptx", *at, **here, TLAOT_PTX="0")
+    assert kind == "DispatchError"
+    assert "cuda:compute_80 {M=4, N=8}: is PTX, which TLAOT_PTX=0 forbids" in text
+    kind, text = driver.refused("package", tmp_path / "none", *at, **here)
+    assert kind == "DispatchError"
+    assert "cuda:sm_90a {M=4, N=8}: does not run on compute capability 8.6" in text
+    kind, text = driver.refused("package", tmp_path / "fits", *at, **{**here, "CUDA_VISIBLE_DEVICES": ""})
+    assert (kind, text.splitlines()[0]) == ("LoadError", "cuda:0: the CUDA driver answers error 101")
+    kind, text = driver.refused("package", tmp_path / "fits", "add", "-", *T48)
+    assert kind == "DispatchError"
+    assert text.endswith(
+        "Nothing is packaged for this device: move the tensors, or add a target to tltune.toml and build again."
+    )
 
 
 def test_include_names_the_headers(capsys: pytest.CaptureFixture[str]) -> None:

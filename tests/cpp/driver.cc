@@ -4,6 +4,8 @@
  *   function PATH ARG...
  *   threads FOLDER KERNEL THREADS CALLS ARG...  all threads begin with the first call at once
  *   stream                                    what StreamScope leaves and restores
+ *   names FOLDER                              of its kernels
+ *   targets TARGETS CAPABILITIES              with ',' between: for each pair whether it runs, and the preference
  *
  * An ARG is a number ("3", "2.5", "true") or a tensor "float32:4,8", with strides "float32:4,8:1,4", in memory behind a pointer to
  * const with "const:" before it, misaligned by a byte with "odd:", on another device with "cuda:". Tensors of float32 are filled with
@@ -138,6 +140,19 @@ int call_in_threads(int argc, char** argv) {
   return 0;
 }
 
+int weigh_targets(const std::string& targets, const std::string& capabilities) {
+  for (const auto& text : split(targets, ','))
+    for (const auto& device : split(capabilities, ',')) {
+      const auto parts = split(device, '.');
+      const tlaot::detail::Capability capability{std::stoi(parts[0]), std::stoi(parts[1])};
+      const auto target = tlaot::detail::read_target(text, "test");
+      std::printf("%s %s %d", text.c_str(), device.c_str(), target.runs_on(capability));
+      for (int one : target.preference(capability)) std::printf(" %d", one);
+      std::printf("\n");
+    }
+  return 0;
+}
+
 int look_at_streams() {
   int one = 0, two = 0;
   const auto now = [] { return TVMFFIEnvGetStream(kDLCUDA, 1); };
@@ -161,6 +176,7 @@ extern "C" __attribute__((visibility("default"))) int drive(int argc, char** arg
   try {
     const std::string what = argv[1];
     if (what == "stream") return look_at_streams();
+    if (what == "targets") return weigh_targets(argv[2], argv[3]);
     if (what == "threads") return call_in_threads(argc, argv);
     if (what == "names") {
       for (const auto& name : tlaot::Package(std::string(argv[2])).names()) std::printf("%s ", name.c_str());
