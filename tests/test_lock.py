@@ -263,13 +263,15 @@ def test_a_large_lock_is_read_in_no_time(tmp_path: Path) -> None:
 
 
 def test_times_that_ship_come_from_the_entry_alone() -> None:
-    assert latency_of(entry(64), CONFIGS[0]) == {
+    assert latency_of(entry(64)) == {
         "latency": 0.125, "spread": 0.01, "default_latency": 0.25, "ref_latency": 0.5,
     }  # fmt: skip
     slower = entry(64, ships=CONFIGS[0], reference=None)
-    assert latency_of(slower, CONFIGS[2]) == {
-        "latency": 0.25, "spread": 0.01, "default_latency": None, "ref_latency": None,
+    assert latency_of(slower) == {
+        "latency": 0.25, "spread": 0.01, "default_latency": 0.25, "ref_latency": None,
     }  # fmt: skip
+    failed = entry(64, candidates=(Tried(CONFIGS[0], failed=("check", "wrong")), *entry(64).candidates[1:]))
+    assert latency_of(failed)["default_latency"] is None
 
 
 def test_what_a_device_is() -> None:
@@ -628,3 +630,31 @@ def test_merge_drives_git(project: Path) -> None:
     git("commit", "-qam", "ours")
     git("merge", "-q", "other")
     assert read_lock(path) == lock(entry(8), entry(64), entry(128))
+
+
+@pytest.mark.parametrize("prefer", ["ours", "theirs"])
+def test_what_the_driver_cannot_decide_is_left_between_markers(
+    project: Path, prefer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both branches tuned the same workload, in a lock's first entry and in its last one; a third was removed by one of them."""
+    old, path = tuple(entry(n) for n in (8, 16, 64, 128)), project / "tltune.lock"
+    mine = lock(entry(8, reference=None), entry(16), entry(64, ships=CONFIGS[0]), entry(128, reference=None))
+    hers = lock(entry(8, ships=CONFIGS[0]), entry(16, reference=None), entry(128, ships=CONFIGS[0]))
+    for name, one in (("base", lock(*old)), ("a", mine), ("b", hers)):
+        replace_lock(project / name, one)
+    replace_lock(path, mine)
+    arguments = ["lock", "merge", "--base", str(project / "base"), str(path), str(project / "b"), "-o", str(path)]
+    assert run(*arguments) == 1
+    said = capsys.readouterr()
+    assert "add [cuda:sm_90a] (N=64): tuned again in ours, removed in theirs: kept" in said.out
+    assert "(N=8): ours and theirs differ" in said.err and "(N=128): ours and theirs differ" in said.err
+    assert "tlaot lock merge tltune.lock --prefer ours" in said.err
+    assert path.read_text().count("<<<<<<< ours") == 2
+    assert run("lock", "show") == 2 and "conflict markers" in capsys.readouterr().err
+    assert run("lock", "merge", str(path), "--prefer", prefer) == 0
+    chosen = mine if prefer == "ours" else hers
+    expected = {e.key: e for e in (entry(16, reference=None), entry(64, ships=CONFIGS[0]))}
+    expected |= {e.key: chosen.entries[e.key] for e in (entry(8), entry(128))}
+    assert read_lock(path) == lock(*expected.values())
+    assert run(*arguments[:4], str(project / "a"), str(project / "b"), "--prefer", prefer, "-o", str(path)) == 0
+    assert read_lock(path) == lock(*expected.values())

@@ -16,6 +16,7 @@ from tlaot.errors import BuildError, SpecError, TuningError
 from tlaot.manifest import read_manifest
 from tlaot.runtime.load import open_manifest
 from tlaot.tune.pipeline import build_package
+from tlaot.tune.record import digest_sources
 
 np = pytest.importorskip("numpy")
 
@@ -270,6 +271,19 @@ def test_a_record_is_not_used_when_its_source_changed_or_tuning_is_forced(projec
     assert "the record" not in project.said
     project.build()
     assert "the record" in project.said
+
+
+def test_a_record_is_not_used_when_a_file_of_the_package_changed(project: Project) -> None:
+    """A factory may read any of them; what Python and builds leave there is none."""
+    folder = project.folder / "tinypkg"
+    (folder / "table.json").write_text("[2.0]")
+    before = digest_sources(project.folder, ["tinypkg.kernels"])
+    for made in ("__pycache__/kernels.pyc", "_tlaot/manifest.json", "fast.so", ".hidden"):
+        (folder / made).parent.mkdir(exist_ok=True)
+        (folder / made).write_text("made")
+    assert digest_sources(project.folder, ["tinypkg.kernels"]) == before
+    (folder / "table.json").write_text("[4.0]")
+    assert digest_sources(project.folder, ["tinypkg.kernels"]) != before
 
 
 def test_what_was_measured_on_a_busy_machine_is_said_again_and_ships_with_it(

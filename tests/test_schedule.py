@@ -269,6 +269,19 @@ def test_a_mistake_in_the_reference_shows_while_candidates_compile(tune: Any) ->
     assert play.prepared == [], "what is screened while others compile has its inputs then"
 
 
+def test_of_equal_binaries_the_first_config_wins_whichever_compiles_first(tune: Any) -> None:
+    def same(candidate: Candidate) -> str:
+        time.sleep(0.1 * (2 - candidate.index))
+        return candidate.workload.path
+
+    found, play = tune(configs=CONFIGS[:3], compile=same)
+    assert len(play.screened) == len(SHAPES), "they are measured once"
+    for tuned in found.values():
+        assert tuned.decision.winner_index == 0
+        winner = tuned.outcomes[0]
+        assert isinstance(winner, Measured) and winner.candidate.index == 0
+
+
 def test_early_stop_knows_the_best_of_the_same_workload(tune: Any) -> None:
     _, play = tune(stand={"early_stop_factor": 2.0}, overlap=False, measure=lambda c: 3.0)
     assert set(play.limits) == {None, 6.0}

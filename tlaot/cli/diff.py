@@ -19,7 +19,8 @@ __all__ = ["Change", "Comparison", "add", "compare"]
 _DESCRIPTION = """\
 Compares two wheels, installed packages, folders or locks: kernels, targets and shapes that were gained and lost, the size, and each
 workload that became slower by more than its times spread. Exit status: 0; 1 where coverage was lost, where NEW has no
-variants at all, or where a workload became slower than --max-slowdown allows; 2 where the two cannot be compared.
+variants at all, or where a workload became slower than --max-slowdown allows, by times that are not to be trusted too; 2 where the
+two cannot be compared. Times of different devices are not compared.
 """
 _EXAMPLES = """\
 examples:
@@ -40,6 +41,7 @@ class Change:
         old, new: Its rows.
         ratio: New time over old; None where one of them was not measured.
         uncomparable: Why the times cannot be compared; "" where they can.
+        doubtful: Whether one of the times is not to be trusted.
         separate: Whether the times differ by more than they spread.
     """
 
@@ -48,6 +50,7 @@ class Change:
     ratio: float | None
     uncomparable: str
     separate: bool
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,12 @@ class Comparison:
         return sorted(found, key=lambda change: -(change.ratio or 0.0))
 
     def too_slow(self, limit: float | None) -> list[Change]:
-        """What became slower than a limit allows."""
+        """What became slower than a limit allows; a time that is not to be trusted is no excuse."""
         return [change for change in self.slower() if limit is not None and (change.ratio or 0.0) > limit]
+
+    def doubts(self) -> list[Change]:
+        """Changes of which a time is not to be trusted."""
+        return [change for change in self.kept if change.doubtful]
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -180,12 +187,11 @@ def _change(old: Row, new: Row) -> Change:
     devices = [row.tuned.get("device") for row in (old, new)]
     if devices[0] != devices[1]:
         return Change(old, new, ratio, f"was measured on {devices[0] or '?'}, now on {devices[1] or '?'}", False)
-    if not (old.trusted and new.trusted):
-        return Change(old, new, ratio, "a time is not to be trusted: the device was not quiet", False)
+    doubtful = not (old.trusted and new.trusted)
     # Half of the samples lie within the spread about the median; where these ranges meet, nothing is said.
     spreads = [abs(row.latency.get("spread") or 0.0) / 2 for row in (old, new)]
     low, high = sorted(((before, spreads[0]), (after, spreads[1])))
-    return Change(old, new, ratio, "", low[0] * (1 + low[1]) < high[0] * (1 - high[1]))
+    return Change(old, new, ratio, "", low[0] * (1 + low[1]) < high[0] * (1 - high[1]), doubtful)
 
 
 def _show(found: Comparison, options: argparse.Namespace) -> Iterator[str]:
@@ -210,6 +216,9 @@ def _show(found: Comparison, options: argparse.Namespace) -> Iterator[str]:
         yield from ("", headline(f"faster: {counted(len(faster), 'workload')}"))
         yield from _table(sorted(faster, key=lambda change: change.ratio or 0.0), [])
     apart = [change for change in found.kept if change.uncomparable and change.uncomparable != "was never measured"]
+    if found.doubts():
+        what = f"of {counted(len(found.doubts()), 'workload')} a time is not to be trusted: the device was not quiet"
+        yield from ("", f"{what}; tlaot tune --force on a quiet machine measures again")
     if apart:
         yield from ("", headline(f"times not compared: {counted(len(apart), 'workload')}"))
         yield from (f"  {label_of(change.new)}: {change.uncomparable}" for change in apart)
@@ -228,16 +237,21 @@ def _table(changes: Sequence[Change], too_slow: Sequence[Change]) -> list[str]:
             f"{change.old.latency['latency']:.4g} ms",
             f"{change.new.latency['latency']:.4g} ms",
             f"{change.ratio:.3f}",
-            "too slow" if change in too_slow else "",
+            _verdict(change, too_slow),
             _configs(change),
         ]
         for change in changes
     ]
     header = ["kernel", "target", "shape", "old", "new", "ratio", "", "config"]
-    shown = [i for i, name in enumerate(header) if name or too_slow]
+    shown = [i for i, name in enumerate(header) if name or any(row[i] for row in rows)]
     return spell_table(
         [header[i] for i in shown], [[row[i] for i in shown] for row in rows], ("old", "new", "ratio"), columns()
     )
+
+
+def _verdict(change: Change, too_slow: Sequence[Change]) -> str:
+    doubt = "not to be trusted" if change.doubtful else ""
+    return ", ".join(filter(None, ["too slow" if change in too_slow else "", doubt]))
 
 
 def _configs(change: Change) -> str:
@@ -264,6 +278,7 @@ def _as_json(found: Comparison, limit: float | None) -> dict[str, Any]:
                 "slower": change in slower,
                 "too_slow": change in too_slow,
                 "not_compared": change.uncomparable or None,
+                "trusted": not change.doubtful,
                 "old_config": dict(change.old.config),
                 "new_config": dict(change.new.config),
             }

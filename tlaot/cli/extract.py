@@ -95,7 +95,7 @@ def _spell(what: str) -> str:
 
 def _remedy(rows: Sequence[Row], what: str) -> str:
     if what == "source":
-        return "Sources ship where the package was built with -C keep=on; LLVM's kernels have none."
+        return "Sources ship where the package was built with TLAOT_KEEP=true (-C keep=true); LLVM's kernels have none."
     if not any(row.target.startswith("cuda:") for row in rows):
         return "Only CUDA targets have device code."
     return "Write ptx = true in tltune.toml to ship PTX too." if what == "ptx" else "It has PTX: --extract ptx."

@@ -170,22 +170,33 @@ def _check(options: argparse.Namespace) -> int:
 
 def _merge(options: argparse.Namespace) -> int:
     from ..tune.lock_file import parse_sides, read_lock, read_text, replace_lock
-    from ..tune.merge import merge_locks
+    from ..tune.merge import draft_merge, merge_locks
 
     for path in options.locks:
         if not path.is_file():
             raise SpecError(str(path), "there is no such lock", "Name locks that exist.")
     sides = [side for path in options.locks for side in parse_sides(read_text(path), str(path))]
     names = [name for name, _ in sides]
-    if options.prefer is not None and options.prefer not in names:
-        raise SpecError(
-            "--prefer", f"is none of the locks, got {options.prefer!r}", f"Write one of: {', '.join(names)}."
-        )
+    prefer = options.prefer
+    driving = options.base is not None and len(sides) == 2
+    if driving:
+        # git calls its merge driver with temporary files: their names say nothing, and are gone when somebody reads them.
+        prefer = dict(zip(names, ("ours", "theirs"), strict=True)).get(prefer, prefer)
+        names = ["ours", "theirs"]
+        sides = [(name, lock) for name, (_, lock) in zip(names, sides, strict=True)]
+    if prefer is not None and prefer not in names:
+        raise SpecError("--prefer", f"is none of the locks, got {prefer!r}", f"Write one of: {', '.join(names)}.")
     base = None if options.base is None else read_lock(options.base)
-    merged = merge_locks(sides, _fits(options), options.prefer, base)
+    merge = draft_merge if driving else merge_locks
+    merged = merge(sides, _fits(options), prefer, base)
     for note in merged.notes:
         print(note)
-    replace_lock(options.output, merged.lock)
+    pairs = [(ours, theirs) for (_, ours), (_, theirs) in merged.undecided]
+    replace_lock(options.output, merged.lock, pairs)
+    if pairs:
+        print(f"tltune.lock: {merged.explain()}", file=sys.stderr)
+        print("Both are in it, between conflict markers: tlaot lock merge tltune.lock --prefer ours", file=sys.stderr)
+        return 1
     print(f"{options.output}: {counted(len(merged.lock.entries), 'workload')} from {', '.join(names)}")
     return 0
 

@@ -205,6 +205,9 @@ def refuse(group: Group, lines: Sequence[str], site: Site, missing: tuple[str, s
     what, remedy = missing
     if site.settings.lock == "ignore":
         held = f"{LOCK_NAME} is ignored (TLAOT_LOCK=ignore)"
+    elif not site.lock_path.exists():
+        held = f"there is no {LOCK_NAME}"
+        remedy = remedy or "Put it beside tltune.toml (a source distribution has it unless MANIFEST.in leaves it out)."
     elif lines:
         count = len(lines)
         shown = [*lines[:_MOST_LINES], *([f"  and {count - _MOST_LINES} more"] if count > _MOST_LINES else [])]

@@ -22,7 +22,7 @@ _NEEDED = ("kernel", "target", "shape", "spec", "sources", "tools", "ships", "co
 _TUNED = ("device", "checked", "trusted", "notes", "reference", "winner", "candidates")
 _TIMING = ("latency", "spread", "samples", "backend", "low")
 
-_REMEDY = "Take the file back from version control, or remove the entry: tlaot lock remove, then tlaot tune."
+_REMEDY = "Take the file back from version control, or remove it and run: tlaot tune."
 
 
 def entry_to_json(entry: Entry) -> dict[str, Any]:

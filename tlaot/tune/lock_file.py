@@ -25,7 +25,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -112,6 +112,19 @@ def dump_lock(lock: Lock) -> str:
     return f'{{\n "version": {LOCK_VERSION},\n "entries": {body}\n}}\n'
 
 
+def _dump_conflict(lock: Lock, undecided: Sequence[tuple[Entry, Entry]]) -> str:
+    """The text of a lock with conflict markers about the entries of which somebody must choose one, ours and theirs."""
+    pairs = {ours.key: (ours, theirs) for ours, theirs in undecided}
+    whole = Lock({**lock.entries, **{key: ours for key, (ours, _) in pairs.items()}}).ordered()
+    parts = []
+    for number, entry in enumerate(whole, 1):
+        comma = "," if number < len(whole) else ""
+        sides = [f"{_lay_out(side, False)}{comma}" for side in pairs.get(entry.key, (entry,))]
+        parts.append(sides[0] if len(sides) == 1 else f"<<<<<<< ours\n{sides[0]}\n=======\n{sides[1]}\n>>>>>>> theirs")
+    entries = "\n".join(parts)
+    return f'{{\n "version": {LOCK_VERSION},\n "entries": [\n{entries}\n ]\n}}\n'
+
+
 def update_lock(path: Path, change: Callable[[Lock], Lock], must_write: bool = False) -> bool:
     """Change a lock on the disk, whatever other processes change in it meanwhile; it appears whole or not at all.
 
@@ -140,14 +153,15 @@ def update_lock(path: Path, change: Callable[[Lock], Lock], must_write: bool = F
         return new != old
 
 
-def replace_lock(path: Path, lock: Lock) -> None:
-    """Write a lock in place of whatever is there.
+def replace_lock(path: Path, lock: Lock, undecided: Sequence[tuple[Entry, Entry]] = ()) -> None:
+    """Write a lock in place of whatever is there, with conflict markers about what is undecided.
 
     Raises:
         BuildError: It cannot be written.
     """
+    text = _dump_conflict(lock, undecided) if undecided else dump_lock(lock)
     with _writing(path) as path:
-        write_atomically(path, dump_lock(lock).encode())
+        write_atomically(path, text.encode())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from .lock import Entry, Key, Lock
 from .lock_entry import entry_to_json
 from .plan import canonical
 
-__all__ = ["Merged", "merge_locks"]
+__all__ = ["Merged", "draft_merge", "merge_locks"]
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,23 @@ class Merged:
     """Locks made one.
 
     Attributes:
-        lock: The result.
+        lock: The result, less what is undecided.
         notes: A line for every choice that was made between entries that differ.
+        undecided: Entries that differ and that nothing decides between, each with the name of its lock.
     """
 
     lock: Lock
     notes: tuple[str, ...]
+    undecided: tuple[tuple[tuple[str, Entry], ...], ...] = ()
+
+    def explain(self) -> str:
+        """What is undecided, a line each."""
+        lines = [
+            f"  {left[0][1].label}: {' and '.join(name for name, _ in left)} differ"
+            f" ({_differences([entry for _, entry in left])})"
+            for left in self.undecided
+        ]
+        return "\n".join(["nothing decides between entries:", *lines])
 
 
 def merge_locks(
@@ -32,12 +43,31 @@ def merge_locks(
     prefer: str | None = None,
     base: Lock | None = None,
 ) -> Merged:
-    """Unite locks.
+    """Unite locks, as :func:`draft_merge`.
+
+    Raises:
+        BuildError: Two entries differ and nothing decides between them, or one was edited by hand.
+    """
+    merged = draft_merge(locks, fits, prefer, base)
+    if merged.undecided:
+        which = ", ".join(f"--prefer {name}" for name, _ in locks)
+        raise BuildError("tltune.lock", merged.explain(), f"Say which: {which}.")
+    return merged
+
+
+def draft_merge(
+    locks: Sequence[tuple[str, Lock]],
+    fits: Callable[[Entry], bool] | None = None,
+    prefer: str | None = None,
+    base: Lock | None = None,
+) -> Merged:
+    """Unite locks as far as something decides between their entries.
 
     Where several have an entry of one workload, and it is not the same: of a side that has not touched it since ``base`` nothing is
     taken; then one that fits the present spec and sources goes before one that does not; then one that is
     trusted before one that is not. What is left must be one, or the one of ``prefer``: times of two machines do not
-    compare, and nothing in them says which device the package is for.
+    compare, and nothing in them says which device the package is for. An entry that one side removed and another one tuned again
+    is kept, with a note.
 
     Args:
         locks: Names for messages, and locks.
@@ -46,7 +76,7 @@ def merge_locks(
         base: The lock that all of them were made from; entries that one of them has removed since then are gone.
 
     Raises:
-        BuildError: Two entries differ and nothing decides between them, or one was edited by hand.
+        BuildError: One was edited by hand.
     """
     for name, lock in locks:
         if lock.edited:
@@ -56,7 +86,7 @@ def merge_locks(
             )
     entries: dict[Key, Entry] = {}
     notes: list[str] = []
-    undecided: list[str] = []
+    undecided: list[tuple[tuple[str, Entry], ...]] = []
     for key in sorted({key for _, lock in locks for key in lock.entries}):
         found = _candidates(key, locks, base)
         if found is None:
@@ -64,20 +94,17 @@ def merge_locks(
         left = _narrow(found, fits)
         if len(left) > 1 and prefer is not None:
             left = [item for item in left if item[0] == prefer] or left
-        names = " and ".join(name for name, _ in left)
         if len(left) > 1:
-            undecided.append(f"  {left[0][1].label}: {names} differ ({_differences([entry for _, entry in left])})")
+            undecided.append(tuple(left))
             continue
         name, entries[key] = left[0]
+        gone = [other for other, lock in locks if key not in lock.entries] if base and key in base.entries else []
+        if gone:
+            notes.append(f"{entries[key].label}: tuned again in {name}, removed in {', '.join(gone)}: kept")
         if len(found) > 1:
             others = ", ".join(other for other, _ in found if other != name)
             notes.append(f"{entries[key].label}: taken from {name}, not from {others}")
-    if undecided:
-        which = ", ".join(f"--prefer {name}" for name, _ in locks)
-        raise BuildError(
-            "tltune.lock", "nothing decides between entries:\n" + "\n".join(undecided), f"Say which: {which}."
-        )
-    return Merged(Lock(entries), tuple(notes))
+    return Merged(Lock(entries), tuple(notes), tuple(undecided))
 
 
 def _candidates(key: Key, locks: Sequence[tuple[str, Lock]], base: Lock | None) -> list[tuple[str, Entry]] | None:

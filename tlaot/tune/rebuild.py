@@ -180,9 +180,9 @@ def pack(work: Work, workload: Workload, entry: Entry, built: Built) -> Winner:
     config = dict(entry.ships)
     doubts = doubts_of(entry.trusted, entry.notes)
     if work.group.stand_in is None:
-        return Winner(workload, config, built, latency_of(entry, workload.configs[0]), evidence, doubts)
+        return Winner(workload, config, built, latency_of(entry), evidence, doubts)
     # The times are another target's.
-    nothing = dict.fromkeys(latency_of(entry, config))
+    nothing = dict.fromkeys(latency_of(entry))
     return Winner(workload, config, built, nothing, {**evidence, "as": str(work.group.stand_in)}, doubts)
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..manifest import FOLDER
 from .child import Failed
 from .files import dump_json, write_atomically
 from .lock import Entry, Tried, digest_entry
@@ -38,6 +39,8 @@ _RECORD_VERSION = 3
 
 # Hex digits of a binary's digest, which tells the binaries of a kernel apart; and of a reason, what is read.
 _BINARY_DIGITS = 16
+# Bytes above which a file's size and time stand for its content.
+_LARGE = 8 << 20
 _LONGEST_REASON = 300
 
 # Of a kernel's entry, what its binary depends on; and what says where it stands, or how long to look for a winner.
@@ -173,19 +176,33 @@ def load_record(folder: Path, workload: Workload, key: str) -> Entry | None:
 
 
 def digest_sources(root: Path, modules: Sequence[str]) -> str:
-    """Digest of the Python files of the top-level packages that some modules are in.
+    """Digest of the files of the top-level packages that some modules are in.
 
-    A whole package is taken, since a factory may call any helper in it; packages from elsewhere are in
+    A whole package is taken, since a factory may call any helper in it and read any file; packages from elsewhere are in
     the versions that a record's key holds, or not tracked.
     """
     digest = hashlib.sha256()
     for name in sorted({module.partition(".")[0] for module in modules}):
         package, single = root / name, root / f"{name}.py"
-        files = sorted(package.rglob("*.py")) if package.is_dir() else [single] if single.is_file() else []
+        files = sorted(filter(_is_source, package.rglob("*"))) if package.is_dir() else [single]
         for path in files:
-            digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            if path.is_file():
+                digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+                digest.update(_digest_file(path))
     return digest.hexdigest()
+
+
+def _is_source(path: Path) -> bool:
+    """Whether a file of a package may bear on its kernels: not what Python, compilers and builds leave there."""
+    made = path.suffix in (".pyc", ".o", ".so") or {"__pycache__", FOLDER} & set(path.parts)
+    return not made and not path.name.startswith(".")
+
+
+def _digest_file(path: Path) -> bytes:
+    stat = path.stat()
+    if stat.st_size > _LARGE:
+        return f"{stat.st_size} {stat.st_mtime_ns}".encode()
+    return hashlib.sha256(path.read_bytes()).digest()
 
 
 def _tried(config: Mapping[str, Any], outcome: Outcome, folders: Sequence[Path]) -> Tried:

@@ -112,10 +112,14 @@ def _decide(workload: Workload, run: _Run, preferred: Sequence[Mapping[str, Any]
         if isinstance(result, Failed) and result != tried[index]:  # it failed only when it was looked at again
             stand.store.keep_measurement(workload.candidates()[index], result)
     outcomes: dict[int, Outcome] = {**run.skipped(workload), **decision.results}
-    # Configs that compile to the same binary share its outcome.
+    # Configs that compile to the same binary share its outcome; the first of them in the spec's order wins, and not the one
+    # whose compiler was the first to be done.
+    alike = [] if decision.winner_index is None else [decision.winner_index]
     for twin, first in run.twins.get(workload.path, ()):
         same = outcomes[first]
         outcomes[twin.index] = replace(same, candidate=twin) if isinstance(same, Measured) else same
+        alike += [twin.index] if first == decision.winner_index else []
+    decision = replace(decision, winner_index=min(alike, default=None))
     return Tuned(workload, tuple(outcomes[index] for index in range(len(workload.configs))), decision)
 
 

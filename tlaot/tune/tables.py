@@ -46,7 +46,9 @@ def fold(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str
 def refuse_unknown(table: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     for key in table:
         if key not in known:
-            raise SpecError(where, f"unknown key {key!r}{did_you_mean(key, known)}", f"Known keys: {', '.join(known)}.")
+            spelt = [name.replace("_", "-") for name in known]  # as the documents write them
+            hint = did_you_mean(key.replace("_", "-"), spelt)
+            raise SpecError(where, f"unknown key {key!r}{hint}", f"Known keys: {', '.join(spelt)}.")
 
 
 def required(keys: Mapping[str, Any], key: str, kind: type, where: str) -> Any:
