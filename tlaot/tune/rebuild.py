@@ -140,7 +140,7 @@ def refuse_other_code(entry: Entry, built: Built, tools: Mapping[str, str]) -> N
             f"{LOCK_NAME} {entry.label}",
             f"the same tools generate other code than was measured ({difference}), though none of its sources changed: "
             "something that is not followed has, such as a module imported by name, a file that a factory reads, or tlaot",
-            "Measure it again where the device is: TLAOT_LOCK=update, or tlaot tune --force.",
+            "Measure it again where the device is: tlaot tune --force.",
         )
 
 
