@@ -91,7 +91,9 @@ def test_nothing_is_said_of_a_sound_package(
     package = sound_package()
     folder = package.write_folder(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    what = {"wheel": package.write_wheel(tmp_path), "folder": folder, "tree": tmp_path, "installed": PACKAGE}[place]
+    (tmp_path / "dist").mkdir()
+    wheel = package.write_wheel(tmp_path / "dist")
+    what = {"wheel": wheel, "folder": folder, "tree": tmp_path, "installed": PACKAGE}[place]
     assert main(["check", str(what)]) == 0
     targets = "cuda:compute_80, cuda:sm_80, cuda:sm_90a, llvm:x86-64"
     assert (
@@ -691,6 +693,31 @@ def test_a_wheel_that_is_none_does_not_hide_the_others(
     plain = write_wheel(tmp_path / "plain-1-py3-none-any.whl", {"x/__init__.py": b""})
     assert main(["check", str(plain), "--no-load"]) == 1
     assert "has no packaged kernels" in capsys.readouterr().out
+
+
+def test_a_folder_of_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them is audited; so are unpacked kernels beside them."""
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    wheel = sound_package().write_wheel(dist)
+    monkeypatch.chdir(tmp_path)
+    for what in ("dist", "dist/", str(dist)):
+        assert main(["check", what, "--no-load"]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        assert wheel.name in line
+        assert line.endswith("5 binaries read; sound")
+    write_wheel(dist / "plain-1-py3-none-any.whl", {"x/__init__.py": b""})
+    assert main(["check", "dist", "--no-load"]) == 1
+    out = capsys.readouterr().out
+    assert "binaries read; sound" in out
+    assert "has no packaged kernels" in out
+    sound_package().write_folder(dist)
+    main(["check", "dist", "--no-load", "--json"])
+    assert [one["what"] for one in json.loads(capsys.readouterr().out)] == [
+        "dist", f"dist/{wheel.name}", "dist/plain-1-py3-none-any.whl"
+    ]  # fmt: skip
 
 
 def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

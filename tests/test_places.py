@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import os
 import pickle
 import shutil
@@ -17,6 +18,7 @@ import pytest
 from fixtures_runtime import compile_kernel, tensor, variant, write_package
 
 import tlaot
+from tlaot.cli import main
 from tlaot.errors import DispatchError, LoadError, PackageError
 from tlaot.manifest import FOLDER, Kernel, Manifest, Variant, dumps, loads
 from tlaot.runtime import companions, device, load, notes, places
@@ -158,6 +160,40 @@ def test_two_claims_to_one_variant_name_both(site: Path, tmp_path: Path) -> None
     announce(site, "pl-claim-more", "1", pl_claim="pl_claim_more")
     with pytest.raises(PackageError, match=r"\(the package\) and .*\(companion pl-claim-more 1\)"):
         tlaot.load("pl_claim")
+
+
+def check(package: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, str]]]:
+    """Exit status and findings of ``tlaot check`` about how a package's places fit together."""
+    status = main(["check", package, "--no-load", "--json"])
+    told = [finding for one in json.loads(capsys.readouterr().out) for finding in one["findings"]]
+    return status, [finding for finding in told if finding["check"] == "places"]
+
+
+def test_check_finds_what_the_loader_refuses(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A companion of another version, and two claims to one variant; nothing is said of what fits together."""
+    split_package(site, "pl_fits")
+    assert check("pl_fits", capsys)[1] == []
+    split_package(site, "pl_stale", main="2.0", companion="1.0")
+    status, (finding,) = check("pl_stale", capsys)
+    assert status == 1
+    assert finding["what"] == "belongs to pl-stale 1.0, but pl-stale 2.0 is installed"
+    assert finding["remedy"].startswith("Install the one of 2.0")
+    write(site, "pl_both", add(1))
+    write(tmp_path / "more", "pl_both", add(2))
+    assert check("pl_both", capsys)[1] == []
+    monkeypatch.setenv("TLAOT_PATH", str(tmp_path / "more"))
+    status, (finding,) = check("pl_both", capsys)
+    assert (status, finding["where"]) == (1, "package pl_both")
+    assert finding["what"].startswith("two places have add for llvm:x86-64, {'N': 8}: ")
+    monkeypatch.delenv("TLAOT_PATH")
+    write(site, "pl_both_more", add(2), of="pl_both")
+    announce(site, "pl-both-more", "1", pl_both="pl_both_more")
+    status, (finding,) = check("pl_both", capsys)
+    assert "(companion pl-both-more 1)" in finding["what"]
+    with pytest.raises(PackageError, match="two places have add"):
+        tlaot.load("pl_both")
 
 
 def test_the_same_package_found_twice_is_no_conflict(

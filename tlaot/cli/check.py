@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..audit import Audited, Demands, Finding, Promise, audit_found, audit_wheel, promise_of, show_findings, variants_of
-from ..errors import PackageError
+from ..errors import CallError, PackageError
+from ..manifest import FOLDER, MANIFEST_NAME
 from ..packaged import find_packaged
+from ..runtime.places import find_folders, find_homes, merge_homes
 from ..spelling import counted, spell_items
 
 __all__ = ["add"]
@@ -24,7 +26,8 @@ _HELP = "check packaged kernels: completeness, digests, architectures, what they
 _DESCRIPTION = """\
 Checks packaged kernels: that every kernel, workload and target is there, every file is the one that was packaged, each binary's
 architecture is the promised one, needs the C library alone and loads in a fresh process, and that no file names a place, a user or
-a time of the build. Prints a table of what falls short. Exit status: 0, 1 where anything does, 2 where there is nothing to check.
+a time of the build; of an installed package also that it and its companions load together. Prints a table of what falls short.
+Exit status: 0, 1 where anything does, 2 where there is nothing to check.
 """
 _EXAMPLES = """\
 examples:
@@ -37,7 +40,9 @@ examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser's."""
     parser = commands.add_parser("check", help=_HELP, description=_DESCRIPTION, epilog=_EXAMPLES)
-    parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER", nargs="+", help="wheels, installed packages or folders")
+    parser.add_argument(
+        "what", metavar="WHEEL|PACKAGE|FOLDER", nargs="+", help="wheels, installed packages, folders of either"
+    )
     parser.add_argument(
         "--lock",
         metavar="FILE",
@@ -54,7 +59,7 @@ def _check(options: argparse.Namespace) -> int:
     demands = Demands(min_glibc=_release(options.min_glibc))
     locked = _read_lock(options.lock) if options.lock else {}
     rows = []
-    for what in options.what:
+    for what in (each for given in options.what for each in _spread(given)):
         outcomes = [
             _with_lock(audited, locked, str(options.lock)) for audited in _audit(what, demands, not options.no_load)
         ]
@@ -81,7 +86,40 @@ def _audit(what: str, demands: Demands, load: bool) -> list[Audited]:
     path = Path(what)
     if path.is_file():
         return audit_wheel(path, demands, load)
-    return [audit_found(found, demands, load) for found in find_packaged(what)]
+    outcomes = [audit_found(found, demands, load) for found in find_packaged(what)]
+    if _is_package(what) and all(audited.manifest is not None for audited in outcomes):
+        outcomes += _audit_together(what)
+    return outcomes
+
+
+def _spread(what: str) -> Iterator[str]:
+    """A folder that has wheels stands for each of them, and for the unpacked kernels in it if there are any."""
+    folder = Path(what)
+    wheels = sorted(str(path) for path in folder.glob("*.whl") if path.is_file()) if folder.is_dir() else []
+    if not wheels or _is_package(what) or (folder / MANIFEST_NAME).is_file() or _has_unpacked(folder):
+        yield what
+    if wheels and not _is_package(what):
+        yield from wheels
+
+
+def _has_unpacked(folder: Path) -> bool:
+    return any(path.is_file() for path in folder.rglob(f"{FOLDER}/{MANIFEST_NAME}"))
+
+
+def _is_package(what: str) -> bool:
+    """Whether it is the import name of an installed package that has kernels, or a companion with some."""
+    try:
+        return bool(find_folders(what))
+    except (CallError, PackageError):
+        return False
+
+
+def _audit_together(package: str) -> Iterator[Audited]:
+    """What makes the loader refuse a package whose parts are sound: versions that differ, two claims to one variant."""
+    try:
+        merge_homes(find_homes(package))
+    except PackageError as error:
+        yield Audited(package, None, (Finding("places", error.where, error.what, error.remedy),))
 
 
 def _read_lock(path: Path) -> Mapping[Promise, Mapping[str, Any]]:
