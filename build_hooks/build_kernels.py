@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,6 +28,7 @@ __all__ = ["build_kernels"]
 FOLDER = "_tlaot"
 MANIFEST = "manifest.json"
 LOCK = "tltune.lock"
+_LAST_DATE = 4354819199  # 2107-12-31 23:59:59 UTC, the last that a zip archive can say
 
 
 class build_kernels(Command):  # noqa: N801 - setuptools names commands so
@@ -57,6 +58,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
             self._say("tlaot: an editable install has no kernels; build and install a wheel for them (pip install .)")
             return
         try:
+            _check_date(os.environ)
             self._build(read_settings(CONFIG_SETTINGS.get(), os.environ))
         except SpecError as error:
             raise SetupError(str(error)) from error
@@ -176,6 +178,23 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
                     f"Move it into a package, for instance {spec.package}.",
                 )
         return built
+
+
+def _check_date(environ: Mapping[str, str]) -> None:
+    """Refuse a date that no wheel can have before hours of tuning, not after; one before 1980 is 1980 to setuptools."""
+    text = environ.get("SOURCE_DATE_EPOCH")
+    if text is None:
+        return
+    try:
+        seconds = int(text)
+    except ValueError:
+        seconds = None
+    if seconds is None or seconds > _LAST_DATE:
+        raise SpecError(
+            "environment variable SOURCE_DATE_EPOCH",
+            f"expected a whole number of seconds since 1970, {_LAST_DATE} at most, got {text!r}",
+            "Correct it, or unset it: wheels have a fixed date then.",
+        )
 
 
 def _modules_of(spec: Spec) -> Iterator[str]:

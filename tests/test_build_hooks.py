@@ -555,6 +555,23 @@ def test_failure_of_the_pipeline_is_one_message(consumer: tuple[Path, str, str],
     assert not list((tmp_path / "out").glob("*.whl"))
 
 
+@pytest.mark.parametrize("date", ["", "today", "1.5e9", "4354819200"])
+def test_a_date_that_no_wheel_can_have_is_refused_before_tuning(date: str, binary: Path, tmp_path: Path) -> None:
+    project = copy_project("flat_plugin", tmp_path / "project")
+    done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out", environ={"SOURCE_DATE_EPOCH": date})
+    assert (done.code, done.calls) == (1, [])
+    assert "error: environment variable SOURCE_DATE_EPOCH: expected a whole number of seconds since 1970" in done.output
+    assert f"got {date!r}\nCorrect it, or unset it" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_date_before_the_first_of_zip_is_the_first(binary: Path, tmp_path: Path) -> None:
+    project = copy_project("flat_plugin", tmp_path / "project")
+    done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out", environ={"SOURCE_DATE_EPOCH": "-1"})
+    with zipfile.ZipFile(done.path) as archive:
+        assert {info.date_time[:3] for info in archive.infolist()} == {(1980, 1, 1)}
+
+
 @pytest.mark.parametrize("backend", [PLUGIN, BACKEND])
 def test_unknown_variable_is_refused_by_both_ways(backend: str, binary: Path, tmp_path: Path) -> None:
     project = copy_project("flat_plugin", tmp_path / "project")
