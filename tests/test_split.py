@@ -6,6 +6,7 @@ import base64
 import csv
 import dataclasses
 import hashlib
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -284,6 +285,25 @@ def test_the_command(split: tuple[Path, Split, list[Path]], tmp_path: Path, caps
     (tmp_path / "cpu").mkdir()
     assert main(["split", str(make_wheel(tmp_path / "cpu", "llvm:x86-64")), "-o", str(tmp_path / "none")]) == 2
     assert "has kernels for llvm:x86-64 alone" in capsys.readouterr().err
+
+
+def test_the_unsplit_wheel_beside_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line about it; none about parts that are there already, and about wheels of others."""
+    wheel = make_wheel(tmp_path, "cuda:sm_90a", "cuda:sm_80")  # no CPU kernels: the main wheel gets another name
+    (tmp_path / "no wheel.whl").write_text("")
+    (tmp_path / "my_kernels-1.2+local-py3-none-win_amd64.whl").write_text("damaged")
+    for _ in range(2):
+        assert main(["split", str(wheel), "-o", str(wheel.parent)]) == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == f"tlaot: {wheel} has all kernels still: neither install nor upload it beside its parts"
+    assert (tmp_path / "my_kernels-1.2+local-py3-none-any.whl").is_file()
+    other = tmp_path / "elsewhere" / wheel.name.replace("manylinux_2_17", "manylinux_2_28")
+    other.parent.mkdir()
+    shutil.copy(wheel, other)
+    assert main(["split", str(wheel), "-o", str(other.parent)]) == 0
+    assert f"{other} has all kernels still" in capsys.readouterr().err
+    assert main(["split", str(wheel), "-o", str(tmp_path / "empty")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 CALL = """

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import PackageError
+from ..errors import PackageError, TlaotError
 from ..spelling import spell_bytes, spell_table
+
+if TYPE_CHECKING:
+    from ..split import Wheel
 
 __all__ = ["add"]
 
@@ -46,4 +52,29 @@ def _split(options: argparse.Namespace) -> int:
     write_wheels(wheels, options.output)
     rows = [(made.name, spell_bytes(len(made.content)), ", ".join(made.targets) or "no kernels") for made in wheels]
     print("\n".join(spell_table(("wheel", "size", "kernels for"), rows, right=("size",))))
+    for whole in _whole_wheels(options.wheel, wheels, options.output):
+        print(f"tlaot: {whole} has all kernels still: neither install nor upload it beside its parts", file=sys.stderr)
     return 0
+
+
+def _whole_wheels(wheel: Path, made: Sequence[Wheel], folder: Path) -> Iterator[Path]:
+    """Wheels in a folder of the same project and version as one that was split, and with CUDA kernels still."""
+    from ..packaged import open_packaged
+    from ..runtime.companions import normal_name
+    from ..target import read_target
+    from ..wheel_file import parse_name
+
+    own, parts = parse_name(wheel.name), {part.name for part in made}
+    for path in sorted(folder.glob("*.whl")):
+        try:
+            name = parse_name(path.name)
+            if path.name in parts or name.version != own.version:
+                continue
+            if normal_name(name.project) != normal_name(own.project):
+                continue
+            manifests = [packaged.manifest for packaged in open_packaged(str(path))]
+            targets = {v.target for m in manifests for kernel in m.kernels.values() for v in kernel.variants}
+            if any(read_target(target, "manifest").is_cuda for target in targets):
+                yield path
+        except TlaotError:
+            continue  # not a wheel of this project that anybody could install with kernels
