@@ -240,12 +240,29 @@ def test_where_an_overlay_is(make: Make, tmp_path: Path, monkeypatch: pytest.Mon
         warnings.simplefilter("error")
         assert call(tlaot.load("ov_where").add) == 7, "it was said twice"
         monkeypatch.setenv("TLAOT_OVERLAY", str(tmp_path))
+        (tmp_path / "another.json").write_text("{}")
         assert call(tlaot.load("ov_where").add) == 7, "a folder need not have one for each package"
     monkeypatch.setenv("TLAOT_OVERLAY", str(path))
     make("ov_stranger", build(V1, 1))
+    (tmp_path / "another.json").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert call(tlaot.load("ov_stranger").add) == 6, "one file for a process of several packages"
+
+
+def test_a_folder_without_overlays_is_said_once(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has some is a folder of overlays, and is followed where it has the package's."""
+    path = make("ov_folder", build(V1, 1), build(V2, 2))
+    folder = tmp_path / "overlays"
+    folder.mkdir()
+    monkeypatch.setenv("TLAOT_OVERLAY", str(folder))
+    with pytest.warns(RuntimeWarning, match="TLAOT_OVERLAY names the folder .*overlays, which has no overlay") as told:
+        assert call(tlaot.load("ov_folder").add) == 7
+        assert call(tlaot.load("ov_folder").add) == 7
+    assert len(told) == 1
+    save(path, "ov_folder", choice(V1))
+    path.rename(folder / path.name)
+    assert call(tlaot.load("ov_folder").add) == 6
 
 
 # tlaot retune
@@ -312,6 +329,11 @@ def test_retune_maps_a_new_shape(make: Make, capsys: pytest.CaptureFixture[str])
         (("--shape", "m=1"), "Sizes and scalars that are open: n"),
         (("--shape", "n=3,K=9"), "no variant for this device takes"),
         (("--kernel", "sub"), "the package has no kernel 'sub'"),
+        (("--shape", "n=0"), "expected a whole number above 0 for the size n, got 0"),
+        (("--shape", "n=-3"), "expected a whole number above 0 for the size n, got -3"),
+        (("--shape", "n=1.5"), "expected a whole number above 0 for the size n, got 1.5"),
+        (("--shape", "n=many"), "expected a whole number above 0 for the size n, got 'many'"),
+        (("--shape", f"n={10**15}"), "A would have 8000000000000000 elements"),
     ):
         assert retune("rt_new", *arguments) == 2
         assert why in capsys.readouterr().err
@@ -409,6 +431,24 @@ def test_times_that_are_not_trusted_are_not_used(
     assert json.loads(before)["devices"][cpu_name()]["choices"][0]["target"] == V1
     assert main(arguments) == 0
     assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("at_once")
+def test_what_more_time_is_called(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The option of this command, not the key of a file that its user need not have."""
+    from tlaot.tune import decide as deciding
+    from tlaot.tune import retune as module
+
+    make("rt_more", build(V2), build(V1))
+    real = module.decide
+    note = f"another candidate may be faster by far; {deciding.MORE_TIME}"
+    monkeypatch.setattr(module, "decide", lambda *a, **k: dataclasses.replace(real(*a, **k), notes=(note,)))
+    assert retune("rt_more", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "another candidate may be faster by far; more time may tell: --seconds" in out
+    assert "decide-budget" not in out
 
 
 @pytest.mark.usefixtures("at_once")

@@ -116,6 +116,7 @@ def read_overlay(package: str, homes: Sequence[Home], environ: Mapping[str, str]
     try:
         data = _read(path)
         if data is None:
+            _check_folder(path, environ)
             if str(path) == os.path.abspath((os.environ if environ is None else environ).get(OVERLAY_VARIABLE) or "."):
                 _say_once(
                     f"{OVERLAY_VARIABLE} names {path}, which is not there: packaged kernels run as they were tuned"
@@ -134,6 +135,16 @@ def read_overlay(package: str, homes: Sequence[Home], environ: Mapping[str, str]
         _say_once(f"{path}: the overlay cannot be used ({error}); make it again: tlaot retune {package}")
         return None
     return Overlay(path, digest_homes(homes), body["devices"])
+
+
+def _check_folder(path: Path, environ: Mapping[str, str] | None) -> None:
+    """A folder need not have an overlay of each package; one that has none at all was named by mistake."""
+    said = (os.environ if environ is None else environ).get(OVERLAY_VARIABLE)
+    if said and str(path.parent) == os.path.abspath(said) and not any(path.parent.glob("*.json")):
+        _say_once(
+            f"{OVERLAY_VARIABLE} names the folder {path.parent}, which has no overlay (<package>.json): "
+            "packaged kernels run as they were tuned"
+        )
 
 
 def spell_inputs(variant: Variant, arguments: Sequence[Argument]) -> tuple[str, ...]:

@@ -16,7 +16,10 @@ from .plan import Candidate, Workload, canonical
 from .quiet import CpuWatch, GpuWatch, Watch, wait_until_quiet
 from .timing import Timing
 
-__all__ = ["Decision", "Log", "decide"]
+__all__ = ["MORE_TIME", "Decision", "Log", "decide"]
+
+# The end of a note, with the key of tltune.toml; who is not building has another name for it.
+MORE_TIME = "more time may tell: decide-budget"
 
 # ms of sampling that one request asks for, about: a hang is noticed within the candidate's timeout, and a death costs no more samples.
 _BLOCK_MS = 200.0
@@ -295,7 +298,7 @@ class _Final:
         left = contest.uncertainty
         if left > 2 * TIE:
             much = f"by up to {left:.1%}" if left < 0.5 else "by far"
-            self.notes.append(f"another candidate may be faster {much}; more time may tell: decide-budget")
+            self.notes.append(f"another candidate may be faster {much}; {MORE_TIME}")
 
 
 def _fastest(results: Mapping[int, Measured | Failed]) -> int | None:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from ..manifest import Param, Variant, param_to_json
 from ..runtime.dispatch import Argument, Place
 from ..runtime.load import Kernel, Kernels
 from ..runtime.overlay import workload_key
+from ..spelling import spell_items
 from ..target import read_target
 from .child import Child, Failed
 from .compile import Built
+from .decide import MORE_TIME
 from .invented import INPUTS, REFERENCE, why_not_invented
 from .measure import decide, screen
 from .plan import Workload
@@ -30,6 +33,7 @@ from .timing import Timing
 __all__ = ["Contest", "Options", "Outcome", "Skipped", "devices_of", "measuring_child", "plan_contests", "run_contest"]
 
 _MEASURER = "tlaot.tune.measurer"
+_MOST_ELEMENTS = 1 << 40  # of a tensor; no device has the memory for a terabyte
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def plan_contests(kernels: Kernels, device: tuple[int, int], options: Options) -
         options: What the user asks for.
 
     Raises:
-        SpecError: There is no such kernel, or no kernel has the new workloads' sizes.
+        SpecError: There is no such kernel, no kernel has the new workloads' sizes, or one is no size.
     """
     names = list(kernels)
     if options.kernel is not None:
@@ -136,6 +140,7 @@ def plan_contests(kernels: Kernels, device: tuple[int, int], options: Options) -
                 plans.append(_plan(kernels[name], variant, {}, device, options))
         for shape in options.shapes:
             for variant in _one_a_workload([v for v in own if _takes(v, shape)]):
+                _check_sizes(variant, shape)
                 plans.append(_plan(kernels[name], variant, shape, device, options))
     if options.shapes and not plans:
         wanted = sorted({name for n in names for v in kernels[n].variants for name in _open_names(v)})
@@ -167,7 +172,7 @@ def run_contest(contest: Contest, child: Child, options: Options, say: Callable[
     times = tuple(
         result if isinstance(result, Failed) else result.timing for _, result in sorted(decision.results.items())
     )
-    notes = [*decision.notes]
+    notes = [note.replace(MORE_TIME, "more time may tell: --seconds") for note in decision.notes]
     default = times[0]
     if isinstance(default, Failed):
         notes.append(f"the variant that runs now failed: {default.stage}: {default.reason}")
@@ -191,6 +196,20 @@ def _takes(variant: Variant, shape: Mapping[str, Any]) -> bool:
     sizes = {name for name in names if any(name in (p.shape or ()) for p in variant.params)}
     fixed = {name: value for name, value in shape.items() if name not in names}
     return sizes <= set(shape) and all(name in variant.shape and variant.shape[name] == fixed[name] for name in fixed)
+
+
+def _check_sizes(variant: Variant, shape: Mapping[str, Any]) -> None:
+    """Refuse sizes that no tensor has."""
+    named = [size for param in variant.params for size in (param.shape or ()) if isinstance(size, str)]
+    for name in dict.fromkeys(named):
+        if type(shape[name]) is not int or shape[name] < 1:
+            what = f"expected a whole number above 0 for the size {name}, got {shape[name]!r}"
+            raise SpecError("--shape", what, f"Write --shape {name}=300, for instance.")
+    for param in _bind(variant.params, shape):
+        elements = prod(size for size in param.shape or () if isinstance(size, int))
+        if elements > _MOST_ELEMENTS:
+            what = f"{param.name} would have {elements} elements, got {spell_items(shape)}"
+            raise SpecError("--shape", what, "Name a size that fits the device's memory.")
 
 
 def _plan(
