@@ -186,7 +186,7 @@ def _check_date(environ: Mapping[str, str]) -> None:
     if text is None:
         return
     try:
-        seconds = int(text)
+        seconds: int | None = int(text)
     except ValueError:
         seconds = None
     if seconds is None or seconds > _LAST_DATE:
