@@ -146,7 +146,8 @@ def _with_lock(audited: Audited, locked: Mapping[Promise, Mapping[str, Any]], lo
             findings.append(Finding("coverage", kernel, what, "Build it again with the lock."))
         elif promise in offered and dict(offered[promise].config) != ships:
             what = f"has the config {spell_items(offered[promise].config)}, {lock} has {spell_items(ships)}"
-            findings.append(Finding("coverage", offered[promise].path, what, "Build it again with the lock."))
+            remedy = "Build it again with the lock; where max-slowdown has changed since, run tlaot tune before."
+            findings.append(Finding("coverage", offered[promise].path, what, remedy))
     return dataclasses.replace(audited, findings=(*audited.findings, *findings))
 
 
