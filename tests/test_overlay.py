@@ -21,8 +21,8 @@ import tlaot
 from tlaot.cli import main
 from tlaot.manifest import Param, Variant
 from tlaot.runtime import overlay as overlay_module
+from tlaot.runtime.device import cpu_name
 from tlaot.runtime.dispatch import Argument
-from tlaot.runtime.overlay import cpu_name
 from tlaot.runtime.places import overlay_path
 
 np = pytest.importorskip("numpy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +13,7 @@ from ..errors import LoadError, SpecError
 from ..target import DLPACK_CUDA
 from .dispatch import Place
 
-__all__ = ["CudaDevice", "cuda_capability", "cuda_device", "cuda_place", "cuda_version"]
+__all__ = ["CudaDevice", "cpu_name", "cuda_capability", "cuda_device", "cuda_place", "cuda_version"]
 
 # cuda.h, CUdevice_attribute.
 _MULTIPROCESSOR_COUNT = 16
@@ -116,3 +117,16 @@ def _check(driver: ctypes.CDLL, status: int, where: str) -> None:
     driver.cuGetErrorName(status, ctypes.byref(name))
     text = name.value.decode() if name.value else f"error {status}"
     raise LoadError(where, f"the CUDA driver answers {text}", "Check nvidia-smi and CUDA_VISIBLE_DEVICES.")
+
+
+@cache
+def cpu_name() -> str:
+    """The model of this machine's processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -9,18 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import stat
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..manifest import Variant
 from ..target import DLPACK_CPU
+from .device import cpu_name
 from .dispatch import Argument, Place, given_params, resolve
 from .places import OVERLAY_VARIABLE, Home, overlay_path
 
@@ -169,19 +168,6 @@ def name_device(place: Place) -> str:
     if place.device_type == DLPACK_CPU:
         return cpu_name()
     return place.device or str(place)
-
-
-@cache
-def cpu_name() -> str:
-    """The model of this machine's processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _read(path: Path) -> bytes | None:

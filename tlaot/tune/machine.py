@@ -10,13 +10,13 @@ import ctypes
 import importlib.metadata
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..runtime.device import cpu_name
 from ..target import Target
 from .nvml import driver_version
 
@@ -87,7 +87,7 @@ class Machine:
 
 def inspect_machine(search_path: Sequence[str], environ: Mapping[str, str]) -> Machine:
     """Look at the machine; takes some tens of ms, more where a CUDA driver has to wake up."""
-    return Machine(_cpu_name(), len(os.sched_getaffinity(0)), _gpus(search_path, environ), find_distributions())
+    return Machine(cpu_name(), len(os.sched_getaffinity(0)), _gpus(search_path, environ), find_distributions())
 
 
 def find_distributions() -> dict[str, str]:
@@ -101,17 +101,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _gpus(search_path: Sequence[str], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
