@@ -118,12 +118,12 @@ def drop(package: Package) -> Package:
 def with_format(package: Package, number: int) -> Package:
     text = package.files["manifest.json"].decode()
     return with_file(
-        package, "manifest.json", text.replace(f'"format": {FORMAT_VERSION}', f'"format": {number}').encode()
+        package, "manifest.json", text.replace(f'"format":{FORMAT_VERSION}', f'"format":{number}').encode()
     )
 
 
 def edit_manifest(package: Package) -> Package:
-    text = package.files["manifest.json"].replace(b'"block": 1', b'"block": 2')
+    text = package.files["manifest.json"].replace(b'"block":1', b'"block":2')
     return with_file(package, "manifest.json", text)
 
 

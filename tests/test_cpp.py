@@ -250,7 +250,7 @@ def test_a_damaged_package(driver: Driver, tmp_path: Path) -> None:
     refused("is damaged: expected valid JSON", whole[:-30])
     refused("is damaged: expected valid JSON", b"[" * 100000)
     refused("is damaged: expected valid JSON", b"")
-    refused("does not match its own digest", whole.replace(b'"align": 1', b'"align": 2', 1))
+    refused("does not match its own digest", whole.replace(b'"align":1', b'"align":2', 1))
     refused("does not match its own digest", whole.replace(b"x86-64", b"x86\\u002d64", 1))
     newer = json.loads(whole) | {"format": FORMAT_VERSION + 1}
     refused(

@@ -220,7 +220,7 @@ def truncated(package: Package) -> dict[str, bytes]:
 
 
 def edited_manifest(package: Package) -> dict[str, bytes]:
-    return {"manifest.json": package.files["manifest.json"].replace(b'"block": 1', b'"block": 2')}
+    return {"manifest.json": package.files["manifest.json"].replace(b'"block":1', b'"block":2')}
 
 
 def stray(package: Package) -> dict[str, bytes]:

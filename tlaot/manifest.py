@@ -2,7 +2,8 @@
 
 ``<package>/_tlaot/manifest.json`` lists every packaged variant with its signature and
 the SHA-256 of each of its files. It is plain JSON, written with sorted keys, and carries a digest
-of itself, so that a damaged manifest is an error and never a wrong kernel. Each variant's folder has its own
+of itself, so that a damaged manifest is an error and never a wrong kernel. Its lines (``layout``) let a program that loads
+thousands of variants parse those of the kernels that it calls. Each variant's folder has its own
 entry in it as ``variant.json``, so that a folder can be read, checked and loaded without the rest of the package.
 """
 
@@ -11,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .errors import PackageError
+from .layout import Entries, lay_out, read_layout
 
 __all__ = [
     "EXECUTABLE",
@@ -30,6 +32,7 @@ __all__ = [
     "digest_of",
     "dumps",
     "loads",
+    "open_manifest",
     "place_of",
     "read_manifest",
     "variant_dumps",
@@ -135,6 +138,8 @@ class Manifest:
             has its main wheel's.
         companions: What other wheels of a split have: their distributions' names, each with its targets. A kernel that is
             in companions only has no variants here.
+        targets: The targets of each kernel, of a manifest that was read; so that they are known before the kernel is.
+        digest: The digest that the manifest carried, of one that was read.
     """
 
     package: str
@@ -142,6 +147,8 @@ class Manifest:
     writer: str
     project: Mapping[str, str] = field(default_factory=dict)
     companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    digest: str = field(default="", compare=False)
 
 
 def digest_of(data: bytes) -> FileDigest:
@@ -157,9 +164,9 @@ def dumps(manifest: Manifest) -> str:
         "writer": manifest.writer,
         "project": dict(manifest.project),
         "companions": {name: list(targets) for name, targets in manifest.companions.items()},
-        "kernels": {name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()},
     }
-    return _seal(body)
+    entries = {name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()}
+    return lay_out(body, entries)
 
 
 def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
@@ -168,20 +175,71 @@ def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
     Raises:
         PackageError: The text is not a manifest, is damaged, or is of a newer format.
     """
-    body = _unseal(text, where, "the kernel manifest")
+    manifest = open_manifest(text, where)
+    return replace(manifest, kernels=dict(manifest.kernels.items()))
+
+
+def open_manifest(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
+    """Check a manifest; a kernel is parsed when it is asked for, which raises PackageError where its entry lacks a field.
+
+    Raises:
+        PackageError: The text is not a manifest, is damaged, or is of a newer format.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    found = read_layout(data)
+    if found is not None and found[0].get("format") == FORMAT_VERSION:
+        body, entries = found
+    else:
+        body, entries = _unseal(data, where, "the kernel manifest"), None
+        body["digest"] = _body_digest(body)
     try:
+        if entries is None:
+            entries = Entries.of(body["kernels"])
         return Manifest(
             package=body["package"],
             writer=body["writer"],
-            kernels={
-                name: Kernel(name, tuple(_variant_from_json(v) for v in variants))
-                for name, variants in body["kernels"].items()
-            },
+            kernels=_Kernels(entries, where),
             project=dict(body["project"]),
             companions={name: tuple(targets) for name, targets in body["companions"].items()},
+            targets=entries.targets,
+            digest=body["digest"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PackageError(where, f"the kernel manifest lacks a field ({error!r})", _REBUILD) from None
+        raise _lacks(where, error) from None
+
+
+class _Kernels(Mapping[str, Kernel]):
+    """A manifest's kernels, each parsed when it is first asked for."""
+
+    def __init__(self, entries: Entries, where: str) -> None:
+        self._entries = entries
+        self._where = where
+        self._parsed: dict[str, Kernel] = {}
+
+    def __getitem__(self, name: str) -> Kernel:
+        found = self._parsed.get(name)
+        if found is None:
+            if name not in self._entries.targets:
+                raise KeyError(name)
+            try:
+                made = Kernel(name, tuple(map(_variant_from_json, self._entries.read(name))))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise _lacks(self._where, error) from None
+            found = self._parsed.setdefault(name, made)  # of two threads one is first
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries.targets)
+
+    def __len__(self) -> int:
+        return len(self._entries.targets)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries.targets
+
+
+def _lacks(where: str, error: Exception) -> PackageError:
+    return PackageError(where, f"the kernel manifest lacks a field ({error!r})", _REBUILD)
 
 
 def variant_dumps(kernel: str, variant: Variant) -> str:

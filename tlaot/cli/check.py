@@ -17,7 +17,7 @@ from ..audit import Audited, Demands, Finding, Promise, audit_found, audit_wheel
 from ..errors import CallError, PackageError
 from ..manifest import FOLDER, MANIFEST_NAME
 from ..packaged import find_packaged
-from ..runtime.places import find_folders, find_homes, merge_homes
+from ..runtime.places import find_folders, find_homes, refuse_clashes
 from ..spelling import counted, spell_items
 
 __all__ = ["add"]
@@ -117,7 +117,7 @@ def _is_package(what: str) -> bool:
 def _audit_together(package: str) -> Iterator[Audited]:
     """What makes the loader refuse a package whose parts are sound: versions that differ, two claims to one variant."""
     try:
-        merge_homes(find_homes(package))
+        refuse_clashes(find_homes(package))
     except PackageError as error:
         yield Audited(package, None, (Finding("places", error.where, error.what, error.remedy),))
 

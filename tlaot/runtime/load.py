@@ -24,13 +24,15 @@ from .places import (
     Home,
     companions_for,
     find_homes,
-    merge_homes,
     missing_companions,
     name_companions,
+    names_of,
     overlay_path,
     pack_homes,
+    refuse_clashes,
     spell_homes,
     unpack_homes,
+    variants_of,
 )
 from .refusal import check_factory_names
 
@@ -55,7 +57,7 @@ def load(package: str, path: Folders | None = None) -> Kernels:
     They are looked for in the package, in its companions (distributions with an entry point of its name in the group
     ``tlaot.kernels``), and in the folders of ``TLAOT_PATH``; together they are one set.
 
-    Reads a JSON file a place and imports tvm_ffi. The package is not imported, no device is touched and no binary is loaded
+    Reads a JSON file a place (of each kernel the entries, when it is first asked for) and imports tvm_ffi. The package is not imported, no device is touched and no binary is loaded
     until a kernel is called.
 
     Args:
@@ -109,12 +111,9 @@ class Kernels:
         self._package = package
         self._overlay = overlay
         self._homes = tuple(homes)
-        self._kernels = {
-            name: Kernel(f"{package}.{name}", name, located, self._homes, overlay)
-            for name, located in merge_homes(homes).items()
-        }
-        # As plain attributes: __getattr__ costs half a microsecond a call.
-        vars(self).update({name: k for name, k in self._kernels.items() if not hasattr(type(self), name)})
+        self._names = dict.fromkeys(names_of(homes))
+        self._kernels: dict[str, Kernel] = {}
+        refuse_clashes(homes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy, in this process or another, finds the package where it was; loaded libraries do not travel.
@@ -122,31 +121,41 @@ class Kernels:
 
     def __getattr__(self, name: str) -> Kernel:
         # Called for names that are not attributes; looking them up in a half-made object must not recurse.
-        found = self.__dict__.get("_kernels", {}).get(name)
-        if found is None:
+        if name not in self.__dict__.get("_names", ()):
             raise AttributeError(self._unknown(name), name=name, obj=self)
-        return found  # type: ignore[no-any-return]
+        found = self._open(name)
+        # As a plain attribute from now on: this way costs half a microsecond a call.
+        vars(self)[name] = found
+        return found
 
     def __getitem__(self, name: str) -> Kernel:
+        if name not in self._names:
+            raise KeyError(self._unknown(name))
+        return self._open(name)
+
+    def _open(self, name: str) -> Kernel:
+        """One of the kernels, whose entries are parsed when it is first asked for."""
         found = self._kernels.get(name)
         if found is None:
-            raise KeyError(self._unknown(name))
+            located = variants_of(self._homes, name)
+            made = Kernel(f"{self._package}.{name}", name, located, self._homes, self._overlay)
+            found = self._kernels.setdefault(name, made)  # of two threads one is first
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kernels)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._kernels)
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._kernels
+        return name in self._names
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._kernels})
+        return sorted({*super().__dir__(), *self._names})
 
     def __repr__(self) -> str:
-        shown = [f"<tlaot.Kernels of {self._package}: {', '.join(self._kernels) or 'none'}"]
+        shown = [f"<tlaot.Kernels of {self._package}: {', '.join(self._names) or 'none'}"]
         if more := spell_homes(self._homes):
             shown.append(f"also from {more}")
         if self._overlay is not None:
@@ -156,7 +165,7 @@ class Kernels:
     def _unknown(self, name: str) -> str:
         if str(name).startswith("__"):
             return name
-        hint = did_you_mean(str(name), self._kernels) or f"; it has {', '.join(self._kernels) or 'none'}"
+        hint = did_you_mean(str(name), self._names) or f"; it has {', '.join(self._names) or 'none'}"
         return f"package {self._package} has no kernel {name!r}{hint}"
 
 

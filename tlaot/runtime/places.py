@@ -6,7 +6,6 @@ could say which one runs.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import DispatchError, LoadError, PackageError
-from ..manifest import FOLDER, MANIFEST_NAME, Manifest, Variant, loads
+from ..manifest import FOLDER, MANIFEST_NAME, Manifest, Variant, open_manifest
 from ..target import read_target
 from .companions import GROUP, Companion, find_companions, normal_name, version_of
 from .locate import archive_of, explain_absence, package_folders
@@ -28,14 +27,16 @@ __all__ = [
     "companions_for",
     "find_folders",
     "find_homes",
-    "merge_homes",
     "missing_companions",
     "name_companions",
+    "names_of",
     "open_home",
     "overlay_path",
     "pack_homes",
+    "refuse_clashes",
     "spell_homes",
     "unpack_homes",
+    "variants_of",
 ]
 
 PATH_VARIABLE = "TLAOT_PATH"
@@ -52,7 +53,7 @@ class Home:
         folder: The folder of the manifest; variants' paths are relative to it.
         label: Who named it, in a message: ``"the package"``, ``"companion pk-cuda-sm-90a 1.0"``, ``"TLAOT_PATH"``, ``"path"``.
         manifest: What it has.
-        digest: SHA-256 of ``manifest.json``.
+        digest: The manifest's own.
         companion: Normalised name of the companion's distribution; "" for other places.
     """
 
@@ -126,28 +127,48 @@ def open_home(folder: Path, label: str, package: str | None = None, companion: s
         raise PackageError(
             f"{path} ({label})", what, "Reinstall the package; if you built it, build it again."
         ) from None
-    manifest = loads(data, str(path))
+    manifest = open_manifest(data, str(path))
     if package is not None and label != "the package" and manifest.package != package:
         raise PackageError(
             f"{path} ({label})",
             f"has kernels of {manifest.package}, not of {package}",
             "Uninstall it: it claims what it has not." if companion else f"Name a folder with kernels of {package}.",
         )
-    return Home(folder, label, manifest, hashlib.sha256(data).hexdigest(), companion)
+    return Home(folder, label, manifest, manifest.digest, companion)
 
 
-def merge_homes(homes: Sequence[Home]) -> dict[str, list[tuple[Variant, Path]]]:
-    """The variants of each kernel, with the folders that their paths are relative to.
+def names_of(homes: Iterable[Home]) -> tuple[str, ...]:
+    """The kernels that the places have together, sorted."""
+    return tuple(sorted({name for home in homes for name in home.manifest.kernels}))
+
+
+def variants_of(homes: Iterable[Home], name: str) -> list[tuple[Variant, Path]]:
+    """The variants of a kernel, with the folders that their paths are relative to.
+
+    Raises:
+        PackageError: A manifest's entry lacks a field.
+    """
+    return [
+        (variant, home.folder)
+        for home in homes
+        if name in home.manifest.kernels
+        for variant in home.manifest.kernels[name].variants
+    ]
+
+
+def refuse_clashes(homes: Sequence[Home]) -> None:
+    """Refuse places that have the same variant; of kernels that no two places have for one target, none is parsed.
 
     Raises:
         PackageError: Two places have a kernel for one target and shape; the message names both.
     """
-    merged: dict[str, list[tuple[Variant, Path]]] = {}
     claims: dict[tuple[str, str, str], Home] = {}
-    for home in homes:
-        for name, kernel in home.manifest.kernels.items():
-            merged.setdefault(name, []).extend((variant, home.folder) for variant in kernel.variants)
-            for variant in kernel.variants if len(homes) > 1 else ():
+    for name in names_of(homes) if len(homes) > 1 else ():
+        targets = [target for home in homes for target in home.manifest.targets.get(name, ())]
+        if len(set(targets)) == len(targets):
+            continue
+        for home in homes:
+            for variant, _ in variants_of([home], name):
                 claim = (name, variant.target, json.dumps(variant.shape, sort_keys=True))
                 other = claims.setdefault(claim, home)
                 if other is not home:
@@ -156,7 +177,6 @@ def merge_homes(homes: Sequence[Home]) -> dict[str, list[tuple[Variant, Path]]]:
                         f"two places have {name} for {variant.target}, {dict(variant.shape)}: {other} and {home}",
                         "Keep one: uninstall the companion, or take the folder out of TLAOT_PATH or path=.",
                     )
-    return dict(sorted(merged.items()))
 
 
 def missing_companions(homes: Iterable[Home]) -> dict[str, tuple[str, ...]]:
