@@ -192,7 +192,9 @@ class Measurer:
             announce(f"time #{index}")
             restore(bench, self._places[place])
             key = (*keys[index], place)
-            return self._visits[key][0]()
+            samples = self._visits[key][0]()
+            time.sleep(clock.rest(samples))
+            return samples
 
         start = time.monotonic()
         while time.monotonic() - start < request["warmup"] / 1e3:

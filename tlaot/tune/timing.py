@@ -43,6 +43,10 @@ _SHORT_MS = 0.2
 _LONG_MS = 100.0
 _VISITS = 20
 _VISIT_SAMPLES = (3, 25)
+# Heavy kernels in a row drive a GPU to its power limit, where the frugal one of two wins. From rests of half a visit's time on an
+# H200 holds its clock, and two GEMMs stand to each other as they do among other work. What short visits draw is too little for that.
+_REST = 1.0
+_SHORTEST_REST_MS = 1.0
 
 # Of some 10 us each: longer in all than the time slices of processes that share a GPU.
 _PROBES, _PROBE_RUNS = 200, 10
@@ -92,6 +96,9 @@ class Clock(Protocol):
             rep: ms over which samples are taken in all visits.
         """
 
+    def rest(self, samples: Sequence[float]) -> float:
+        """Seconds to leave the device idle after a visit that took these samples, in ms, so that it finds the next one's clock rate."""
+
     def probe(self) -> list[float]:
         """Times in ms of equal pieces of work in a row: longer ones are where another process had the device. Empty on the CPU."""
 
@@ -130,6 +137,9 @@ class WallClock:
                 return [_wall(call, batch) / batch for _ in range(count)]
 
         return visit, "wall"
+
+    def rest(self, samples: Sequence[float]) -> float:
+        return 0.0
 
     def probe(self) -> list[float]:
         return []
@@ -183,6 +193,10 @@ class CudaClock:
                     raise
                 self._torch.cuda.synchronize()
         return (lambda: self._events(call, count)), "event"
+
+    def rest(self, samples: Sequence[float]) -> float:
+        busy = sum(samples)
+        return _REST * busy / 1e3 if busy >= _SHORTEST_REST_MS else 0.0
 
     def probe(self) -> list[float]:
         # In a graph, so that a processor that is busy does not look like a GPU that is.
