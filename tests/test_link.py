@@ -40,7 +40,7 @@ def test_an_executable_needs_the_c_library_alone_and_exports_its_entry(tmp_path:
     cpu = elf.read_dynamic(build(lowered(cpu_program(), PARAMS), tmp_path / "cpu").read_bytes(), "cpu")
     cuda = elf.read_dynamic(build(lowered(CUDA_HOST, PARAMS, [KERNEL]), tmp_path / "cuda").read_bytes(), "cuda")
     assert cpu.exported == ("__tvm_ffi_tlaot_call", "__tvm_ffi_tlaot_cpu_level")
-    assert cuda.exported == ("__tvm_ffi_tlaot_call",)
+    assert cuda.exported == ("__tvm_ffi_tlaot_call", "__tvm_ffi_tlaot_preload")
     for info in (cpu, cuda):
         assert set(info.needed) <= {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
         assert info.search_path == ()

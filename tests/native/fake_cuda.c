@@ -75,6 +75,11 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) {
   return fate("cuDevicePrimaryCtxRetain");
 }
 CUresult cuCtxGetCurrent(CUcontext *c) { *c = depth ? stack[depth - 1] : NULL; return 0; }
+CUresult cuCtxGetDevice(CUdevice *d) {
+  if (!depth) return 201;
+  *d = (CUdevice)(uintptr_t)stack[depth - 1] - 1;
+  return 0;
+}
 CUresult cuCtxPushCurrent_v2(CUcontext c) {
   say("push %d", (int)(uintptr_t)c - 1);
   stack[depth++] = c;
@@ -134,6 +139,7 @@ CUresult cuKernelGetFunction(CUfunction *f, CUkernel k) {
   *f = (CUfunction)k;
   return compile_ptx("cuKernelGetFunction");
 }
+CUresult cuFuncLoad(CUfunction f) { say("func load %s", (const char *)f); return fate("cuFuncLoad"); }
 CUresult cuKernelSetAttribute(int attribute, int value, CUkernel k, CUdevice d) {
   say("attribute %d %d %s device %d", attribute, value, (const char *)k, d);
   return fate("cuKernelSetAttribute");

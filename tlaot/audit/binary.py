@@ -26,7 +26,7 @@ __all__ = ["Binary", "check_binary", "check_device_code", "check_glibc", "read_b
 
 MACHINES = {EM_X86_64: "x86_64", EM_AARCH64: "aarch64"}
 
-_CALL, _CPU_LEVEL = "__tvm_ffi_tlaot_call", "__tvm_ffi_tlaot_cpu_level"
+_CALL, _CPU_LEVEL, _PRELOAD = "__tvm_ffi_tlaot_call", "__tvm_ffi_tlaot_cpu_level", "__tvm_ffi_tlaot_preload"
 # glibc's own libraries; libdl and libpthread are separate files before glibc 2.34.
 _LIBC = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+")
 # What a stripped object has none of.
@@ -106,7 +106,7 @@ def _faults(case: Case, binary: Binary) -> Iterator[tuple[str, str]]:
             yield f"needs {library}", "Only the C library is on every machine: link it statically, or do without it."
     for path in dynamic.search_path:
         yield f"has the search path (RPATH) {path!r}", "Remove it: patchelf --remove-rpath."
-    exports = {_CALL} if case.target.is_cuda else {_CALL, _CPU_LEVEL}
+    exports = {_CALL, _PRELOAD} if case.target.is_cuda else {_CALL, _CPU_LEVEL}
     if set(dynamic.exported) != exports:
         yield f"exports {', '.join(dynamic.exported) or 'nothing'}, expected {', '.join(sorted(exports))}", _REBUILD
     for name, version in dynamic.imported:

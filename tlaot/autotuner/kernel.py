@@ -46,7 +46,7 @@ class TunedKernel(Kernel):
         one = replace(packed.variant, path=".")
         super().__init__(packed.kernel, packed.kernel, [(one, folder)])
         self.packed = packed
-        self.function: Callable[..., Any] = self._module(one)["tlaot_call"]
+        self.function: Callable[..., Any] = self.module_of(one)["tlaot_call"]
         # The author's own objects, where they are at hand: JSON has none of a dtype.
         self._config = _copied(packed.variant.config if config is None else config)
 

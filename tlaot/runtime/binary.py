@@ -12,11 +12,12 @@ from typing import Any
 from ..errors import LoadError
 from ..manifest import EXECUTABLE, FileDigest, verify_file
 
-__all__ = ["CALL", "CPU_LEVEL", "EXECUTABLE", "load_binary", "load_function", "loading"]
+__all__ = ["CALL", "CPU_LEVEL", "EXECUTABLE", "PRELOAD", "load_binary", "load_function", "loading"]
 
 # What it exports, by the FFI's names.
 CALL = "tlaot_call"
 CPU_LEVEL = "tlaot_cpu_level"
+PRELOAD = "tlaot_preload"
 
 _loading = threading.RLock()
 

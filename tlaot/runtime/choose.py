@@ -9,7 +9,7 @@ from ..manifest import EXECUTABLE, Variant
 from .dispatch import Argument, Place, resolve, spell_workload, symbolic_sizes, target_of
 from .refusal import check_factory_names, refuse_all, refuse_ambiguous
 
-__all__ = ["find_notes", "pick_variant"]
+__all__ = ["covers", "find_notes", "merit_of", "pick_variant"]
 
 
 def pick_variant(
@@ -37,18 +37,18 @@ def pick_variant(
     by_workload: dict[str, list[Variant]] = {}
     for variant in exact:
         by_workload.setdefault(spell_workload(variant), []).append(variant)
-    best = [max(group, key=lambda v: _merit(v, place)) for group in by_workload.values()]
+    best = [max(group, key=lambda v: merit_of(v, place)) for group in by_workload.values()]
     # Workloads that share a binary leave no choice: what is run is the same.
     if len({(v.target, v.out_idx, v.files.get(EXECUTABLE, v.path)) for v in best}) > 1:
         raise refuse_ambiguous(where, [group[0] for group in by_workload.values()])
-    chosen = max(best, key=lambda v: _merit(v, place))
+    chosen = max(best, key=lambda v: merit_of(v, place))
     if not target_of(chosen.target).is_virtual:
         return chosen
-    native = [v for v in accepted if not target_of(v.target).is_virtual and _covers(v, chosen)]
-    return max(native, key=lambda v: (-symbolic_sizes(v), _merit(v, place)), default=chosen)
+    native = [v for v in accepted if not target_of(v.target).is_virtual and covers(v, chosen)]
+    return max(native, key=lambda v: (-symbolic_sizes(v), merit_of(v, place)), default=chosen)
 
 
-def _covers(general: Variant, exact: Variant) -> bool:
+def covers(general: Variant, exact: Variant) -> bool:
     """Whether a variant with symbolic sizes is of the same workload as one with sizes of its own, which both fit a call."""
     open_sizes = {size for p in general.params for size in p.shape or () if isinstance(size, str)}
     fixed = {
@@ -60,7 +60,8 @@ def _covers(general: Variant, exact: Variant) -> bool:
     )
 
 
-def _merit(variant: Variant, place: Place) -> tuple[Any, ...]:
+def merit_of(variant: Variant, place: Place) -> tuple[Any, ...]:
+    """What variants of one workload that all run on a device are compared by; the greatest is the best."""
     preference = target_of(variant.target).preference(place.capability)
     return preference, -(variant.latency.get("latency") or 0.0), variant.target
 

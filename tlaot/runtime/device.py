@@ -13,7 +13,15 @@ from ..errors import LoadError, SpecError
 from ..target import DLPACK_CUDA
 from .dispatch import Place
 
-__all__ = ["CudaDevice", "cpu_name", "cuda_capability", "cuda_device", "cuda_place", "cuda_version"]
+__all__ = [
+    "CudaDevice",
+    "cpu_name",
+    "cuda_capability",
+    "cuda_device",
+    "cuda_place",
+    "cuda_version",
+    "current_cuda_device",
+]
 
 # cuda.h, CUdevice_attribute.
 _MULTIPROCESSOR_COUNT = 16
@@ -62,6 +70,18 @@ def cuda_device(ordinal: int) -> CudaDevice:
     name = ctypes.create_string_buffer(256)
     _check(driver, driver.cuDeviceGetName(name, ctypes.c_int(len(name)), device), where)
     return CudaDevice(name.value.decode(errors="replace"), (found[0], found[1]), found[2], found[3])
+
+
+def current_cuda_device() -> int:
+    """Ordinal of the device whose context is current in this thread, as every framework makes one; 0 without one.
+
+    Raises:
+        LoadError: There is no driver.
+    """
+    driver = _open_driver("cuda")
+    device = ctypes.c_int()
+    _check(driver, driver.cuInit(0), "cuda")
+    return device.value if driver.cuCtxGetDevice(ctypes.byref(device)) == 0 else 0
 
 
 def cuda_capability(ordinal: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ __all__ = [
     "describe_params",
     "find_mismatches",
     "given_params",
+    "refuse_place",
     "resolve",
     "scalar_fits",
     "spell_workload",
@@ -136,8 +137,7 @@ def find_mismatches(
     variant: Variant, arguments: Sequence[Argument], place: Place, factory_args: Mapping[str, Any]
 ) -> Iterable[tuple[str, str]]:
     """Why a variant does not fit a call, each reason with its kind; nothing where it does."""
-    yield from _target_mismatches(target_of(variant.target), place)
-    yield from _memory_mismatches(variant, place)
+    yield from refuse_place(variant, place)
     for name, value in factory_args.items():
         # True == 1 in Python, yet they are different workloads.
         if name not in variant.shape or not isinstance(value, (bool, int, float, str, type(None))):
@@ -165,6 +165,12 @@ def given_params(variant: Variant, count: int) -> tuple[Param, ...] | None:
     if count == len(variant.params) - len(variant.out_idx):
         return tuple(p for i, p in enumerate(variant.params) if i not in variant.out_idx)
     return None
+
+
+def refuse_place(variant: Variant, place: Place) -> Iterable[tuple[str, str]]:
+    """Why a variant does not run on a device, whatever it is called with; nothing where it does."""
+    yield from _target_mismatches(target_of(variant.target), place)
+    yield from _memory_mismatches(variant, place)
 
 
 def _target_mismatches(target: Target, place: Place) -> Iterable[tuple[str, str]]:

@@ -38,6 +38,7 @@ from .refusal import check_factory_names
 
 if TYPE_CHECKING:
     from .overlay import Overlay
+    from .preload import Only, Preloaded
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
 
@@ -141,6 +142,32 @@ class Kernels:
             made = Kernel(f"{self._package}.{name}", name, located, self._homes, self._overlay)
             found = self._kernels.setdefault(name, made)  # of two threads one is first
         return found
+
+    def preload(self, device: Any = None, only: Only = None) -> Preloaded:
+        """Load kernels on a device ahead of their first calls: before memory is profiled, before a CUDA graph is captured.
+
+        A first call does the same for the one variant that it runs, under capture as well; what it takes there, of time and of
+        memory, is then taken in the middle of serving. Nothing is ever unloaded. Preloading again does nothing anew, from any
+        thread, and after a fork (of a process that has not used CUDA).
+
+        Args:
+            device: An ordinal, ``"cuda:1"``, ``"cpu"`` or a torch.device; None is the current CUDA device, or the CPU where the
+                package or the machine has nothing for CUDA.
+            only: A kernel's name or several; ``{"matmul": {"N": 4096, "K": [4096, 8192]}}``, names with factory arguments that a
+                variant must have; or a function of a kernel's name and a variant that says whether it is to be loaded.
+
+        Returns:
+            What is loaded, with sizes; ``print`` shows it.
+
+        Raises:
+            CallError: There is no such kernel, or that is no device.
+            PackageError: A file is missing or damaged.
+            LoadError: The device is not there, or a file or its device code cannot be used.
+        """
+        # Imported here: programs that do not preload need none of it.
+        from .preload import preload
+
+        return preload(self, device, only)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -273,6 +300,36 @@ class Kernel:
         """
         return self._folders[id(variant)] / place_of(variant, EXECUTABLE)
 
+    def cpu_level_of(self, fitting: Sequence[Variant]) -> int:
+        """Rank of this processor's instruction level; the binaries themselves know how to ask.
+
+        Args:
+            fitting: Variants for the CPU, of which the one that needs the least is loaded.
+        """
+        lowest = min(fitting, key=lambda v: read_target(v.target).cpu_rank)
+        level = int(self.module_of(lowest)[CPU_LEVEL]())
+        if not 0 <= level <= len(CPU_LEVELS):
+            raise LoadError(self._where, f"{EXECUTABLE} names CPU level {level}", "Build the package again.")
+        return level
+
+    def module_of(self, variant: Variant) -> Any:
+        """The loaded binary of one of the variants; raises as :func:`~tlaot.runtime.binary.load_binary`, and LoadError where the
+        driver or the C library is too old."""
+        path = self.binary_of(variant)
+        module = self._modules.get(path)
+        if module is not None:
+            return module
+        with loading():
+            module = self._modules.get(path)
+            if module is None:
+                require_floors(self._where, variant)
+                module = self._modules[path] = load_binary(path, variant.files[EXECUTABLE])
+        return module
+
+    def retuned_for(self, place: Place) -> list[Variant]:
+        """The variants that an overlay has calls on a device run."""
+        return [] if self._overlay is None else self._overlay.variants_of(self.name, self.variants, place)
+
     def __repr__(self) -> str:
         targets = ", ".join(sorted({v.target for v in self.variants}))
         signature = describe_params(self.variants[0]) if self.variants else "()"
@@ -329,7 +386,7 @@ class Kernel:
     def _make_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
         call = describe(self._where, args, self._strides)
         variant = self._pick(call, factory_args)
-        callers = make_callers(self._where, variant, self._module(variant)[CALL], call, args)
+        callers = make_callers(self._where, variant, self.module_of(variant)[CALL], call, args)
         if read_target(variant.target).is_cuda and call.device is not None:
             place = cuda_place(call.device[1])
             retuned = self._overlay is not None and self._overlay.covers(place)
@@ -369,28 +426,8 @@ class Kernel:
         if device_type != DLPACK_CPU:
             return place
         fitting, _ = resolve(self.variants, call.arguments, place, factory_args)
-        level = self._cpu_level(fitting) if fitting else None
+        level = self.cpu_level_of(fitting) if fitting else None
         return Place(device_type, device_id, cpu_level=level)
-
-    def _cpu_level(self, fitting: Sequence[Variant]) -> int | None:
-        """Rank of this processor's instruction level; the binaries themselves know how to ask."""
-        lowest = min(fitting, key=lambda v: read_target(v.target).cpu_rank)
-        level = int(self._module(lowest)[CPU_LEVEL]())
-        if not 0 <= level <= len(CPU_LEVELS):
-            raise LoadError(self._where, f"{EXECUTABLE} names CPU level {level}", "Build the package again.")
-        return level
-
-    def _module(self, variant: Variant) -> Any:
-        path = self.binary_of(variant)
-        module = self._modules.get(path)
-        if module is not None:
-            return module
-        with loading():
-            module = self._modules.get(path)
-            if module is None:
-                require_floors(self._where, variant)
-                module = self._modules[path] = load_binary(path, variant.files[EXECUTABLE])
-        return module
 
 
 def _no_caller(args: tuple[Any, ...]) -> Any:

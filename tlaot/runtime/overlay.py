@@ -84,6 +84,12 @@ class Overlay:
         fitting, _ = resolve(found, arguments, place, factory_args)
         return fitting[0] if fitting else chosen
 
+    def variants_of(self, kernel: str, variants: Sequence[Variant], place: Place) -> list[Variant]:
+        """The variants of a kernel that calls on a device run in place of others."""
+        choices = self.choices(name_device(place))
+        wanted = {choice for (name, *_), choice in choices.items() if name == kernel}
+        return [v for v in variants if (v.target, workload_key(v.shape)) in wanted]
+
     def _read(self, device: str) -> Choices:
         section = self.devices.get(device)
         if section is None:

@@ -186,7 +186,8 @@ def _kernels(kernels: Sequence[DeviceKernel], kernel_name: str) -> list[str]:
         lines.append(f"static const uint8_t launch_{i}[] = {{{codes}}};")
         rows.append(
             f"  {{{{tlaot_launch}}, {_quote(kernel.name)}, args_{i}, launch_{i}, {len(args)}, {len(values)}, "
-            f"{int('cooperative' in kernel.launch)}, {int('pdl' in kernel.launch)}}},"
+            f"{int('cooperative' in kernel.launch)}, {int('pdl' in kernel.launch)}, "
+            f"{-1 if kernel.dyn_shared is None else kernel.dyn_shared}}},"
         )
     lines += ["const tlaot_device_kernel tlaot_kernels[] = {", *rows, "  {{0}},", "};"]
     lines.append(f"const int32_t tlaot_num_kernels = {len(kernels)};")

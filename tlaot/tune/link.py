@@ -37,7 +37,7 @@ _LINK = (
 # What the C library of another system has no use for, and what strip finds left to strip.
 _IDLE_SECTIONS = (".comment", ".note.gnu.property", ".symtab")
 _LIBRARIES = ("-lm", "-ldl", "-lpthread")
-_CALL, _CPU_LEVEL = "__tvm_ffi_tlaot_call", "__tvm_ffi_tlaot_cpu_level"
+_CALL, _CPU_LEVEL, _PRELOAD = "__tvm_ffi_tlaot_call", "__tvm_ffi_tlaot_cpu_level", "__tvm_ffi_tlaot_preload"
 # libdl and libpthread are separate files before glibc 2.34; the dynamic linker exports __tls_get_addr.
 _ALLOWED_LIBRARIES = (
     "libc.so.6",
@@ -55,6 +55,9 @@ __asm__(".pushsection {IMAGE_SECTION},\\"a\\",%progbits\\n"
         "    .hidden tlaot_image\\n"
         "tlaot_image:\\n"
         "    .incbin \\"image\\"\\n"
+        "    .globl tlaot_image_end\\n"
+        "    .hidden tlaot_image_end\\n"
+        "tlaot_image_end:\\n"
         "    .popsection");
 """
 
@@ -130,7 +133,7 @@ def audit_executable(data: bytes, target: Target, where: str) -> DynamicInfo:
 
 
 def _exports(target: Target) -> set[str]:
-    return {_CALL} if target.is_cuda else {_CALL, _CPU_LEVEL}
+    return {_CALL, _PRELOAD} if target.is_cuda else {_CALL, _CPU_LEVEL}
 
 
 def _includes(where: str) -> list[str]:

@@ -28,6 +28,7 @@ static struct {
 #define DECLARE(name, symbol, parameters) CUresult(*name) parameters;
   TLAOT_CUDA_FUNCTIONS(DECLARE)
 #undef DECLARE
+  CUresult (*FuncLoad)(CUfunction function); /* CUDA 12.4; NULL before */
   bool ready; /* read without the lock, written last */
   pid_t process;
 } cu;
@@ -126,6 +127,7 @@ static int open_driver(void) {
                       "or later.", tlaot_the_plan.kernel, symbol);
   TLAOT_CUDA_FUNCTIONS(FIND)
 #undef FIND
+  cu.FuncLoad = (CUresult(*)(CUfunction))dlsym(handle, "cuFuncLoad");
   cu.process = getpid();
   CUresult error = cu.Init(0);
   if (error) {
@@ -227,8 +229,9 @@ static int find_kernel(const tlaot_device_kernel *kernel, tlaot_kernel_state *st
   return error ? setup_failed(error, what) : 0;
 }
 
-/* Have PTX compiled for the current device now, where its errors can be told and a capture allows it, and not at the launch. */
-static int compile_for_device(tlaot_kernel_state *state, CUkernel handle) {
+/* Have a function on the current device now, where errors can be told and a capture allows it, and not at the launch: PTX is
+ * compiled there, and of a cubin the driver would load the code lazily. */
+static int bring_to_device(tlaot_kernel_state *state, CUkernel handle) {
   bool *compiled = &state->compiled[here.device];
   if (__atomic_load_n(compiled, __ATOMIC_ACQUIRE)) return 0;
   CUfunction function;
@@ -236,6 +239,7 @@ static int compile_for_device(tlaot_kernel_state *state, CUkernel handle) {
   if (begin_setup(&mode)) return -1;
   compiler_log[0] = 0;
   CUresult error = cu.KernelGetFunction(&function, handle);
+  if (!error && cu.FuncLoad && !is_ptx()) error = cu.FuncLoad(function);
   if (!error) __atomic_store_n(compiled, true, __ATOMIC_RELEASE);
   end_setup(mode);
   return error ? setup_failed(error, "cuKernelGetFunction") : 0;
@@ -404,7 +408,7 @@ int tlaot_launch(const tlaot_function *self, const TVMFFIAny *args, int32_t num_
   for (int i = 0; i < count; i++)
     if (store_argument(kernel, i, &args[i], &slots[i], &params[i])) return -1;
   if (find_kernel(kernel, state, &handle)) return -1;
-  if (is_ptx() && compile_for_device(state, handle)) return -1;
+  if (is_ptx() && bring_to_device(state, handle)) return -1;
   if (shape[TLAOT_DYN_SHARED] && allow_shared(kernel, state, handle, shape[TLAOT_DYN_SHARED])) return -1;
   const uint32_t *cluster = shape + TLAOT_CLUSTER_X;
   if (cluster[0] * cluster[1] * cluster[2] > PORTABLE_CLUSTER && allow_cluster(state, handle)) return -1;
@@ -421,6 +425,28 @@ static int set_device(const tlaot_function *self, const TVMFFIAny *args, int32_t
 static int bad_count(const char *name, int32_t num_args) {
   return tlaot_fail("RuntimeError", "%s: the host code passes %d values to %s, which takes another number",
                     tlaot_the_plan.kernel, (int)num_args, name);
+}
+
+static int prepare(const tlaot_device_kernel *kernel, tlaot_kernel_state *state) {
+  CUkernel handle;
+  if (find_kernel(kernel, state, &handle) || bring_to_device(state, handle)) return -1;
+  return kernel->dyn_shared > 0 ? allow_shared(kernel, state, handle, kernel->dyn_shared) : 0;
+}
+
+/* tlaot_preload(ordinal): all that the first launch on a device would do, ahead of it; the bytes of the image. */
+TLAOT_EXPORT int32_t __tvm_ffi_tlaot_preload(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  bool pushed;
+  int status = 0;
+  (void)self;
+  if (num_args != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 0 || args[0].v_int64 > INT32_MAX)
+    return tlaot_fail("TypeError", "%s: tlaot_preload takes the ordinal of a device", tlaot_the_plan.kernel);
+  if (tlaot_device_enter((int32_t)args[0].v_int64, &pushed)) return -1;
+  for (int32_t i = 0; i < tlaot_num_kernels && !status; i++) status = prepare(&tlaot_kernels[i], &tlaot_kernel_states[i]);
+  tlaot_device_leave(pushed);
+  result->type_index = kTVMFFIInt;
+  result->zero_padding = 0;
+  result->v_int64 = tlaot_image_end - tlaot_image;
+  return status;
 }
 
 /* The arguments that both kinds of tensor map start with. */

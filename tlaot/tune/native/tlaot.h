@@ -1,7 +1,7 @@
 /* What the fixed C sources of an executable.so share with the plan.c that link.py generates for each kernel.
  *
  * An executable.so is: entry.c (argument checks), backend.c (what generated host code expects of TVM's runtime), pool.c
- * (CPU targets) or cuda.c (CUDA targets), plan.c, and the frontend's host code. Only the entry point is exported. */
+ * (CPU targets) or cuda.c (CUDA targets), plan.c, and the frontend's host code. Only the entry points are exported. */
 #ifndef TLAOT_H_
 #define TLAOT_H_
 
@@ -77,6 +77,7 @@ typedef struct {
   int16_t num_launch;
   bool cooperative;
   bool pdl;
+  int32_t dyn_shared; /* bytes of dynamic shared memory of every launch; -1: they depend on a size */
 } tlaot_device_kernel;
 
 /* What a process learned about one device function; guarded by cuda.c's lock except `handle`. */
@@ -84,7 +85,7 @@ typedef struct {
   void *handle;
   int32_t shared[TLAOT_MAX_DEVICES]; /* bytes allowed so far; 0: nothing asked yet */
   bool big_cluster[TLAOT_MAX_DEVICES];
-  bool compiled[TLAOT_MAX_DEVICES]; /* of PTX: the driver has compiled it for the device */
+  bool compiled[TLAOT_MAX_DEVICES]; /* the driver has it on the device, compiled where it is PTX */
 } tlaot_kernel_state;
 
 /* Generated. */
@@ -94,6 +95,7 @@ extern const tlaot_device_kernel tlaot_kernels[] TLAOT_HIDDEN;
 extern tlaot_kernel_state tlaot_kernel_states[] TLAOT_HIDDEN;
 extern const int32_t tlaot_num_kernels TLAOT_HIDDEN;
 extern const unsigned char tlaot_image[] TLAOT_HIDDEN;
+extern const unsigned char tlaot_image_end[] TLAOT_HIDDEN;
 
 /* entry.c */
 int tlaot_fail(const char *kind, const char *format, ...) TLAOT_HIDDEN __attribute__((format(printf, 2, 3)));
