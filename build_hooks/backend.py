@@ -18,7 +18,7 @@ from .requirements import requirements_of
 from .settings import CONFIG_SETTINGS, Settings, read_settings
 
 if TYPE_CHECKING:
-    from ..tune.spec import Spec
+    from ..tune.specs.spec import Spec
     from .settings import ConfigSettings
 
 __all__ = ["Backend"]
@@ -89,7 +89,7 @@ def _hook(config_settings: ConfigSettings) -> Iterator[Settings]:
 
 
 def _read_spec() -> Spec:
-    from ..tune.spec_file import find_spec, read_spec
+    from ..tune.specs.spec_file import find_spec, read_spec
 
     path = find_spec(Path.cwd())
     if path is None:

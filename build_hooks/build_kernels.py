@@ -21,7 +21,7 @@ from ..errors import SpecError, TlaotError
 from .settings import CONFIG_SETTINGS, Settings, read_settings, show_settings
 
 if TYPE_CHECKING:
-    from ..tune.spec import Spec
+    from ..tune.specs.spec import Spec
 
 __all__ = ["build_kernels"]
 
@@ -108,7 +108,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         self.announce(text, logging.INFO)
 
     def _spec_path(self) -> Path:
-        from ..tune.spec_file import find_spec
+        from ..tune.specs.spec_file import find_spec
 
         try:
             path = find_spec(Path.cwd())
@@ -124,7 +124,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         Raises:
             SetupError: There is none, or it is wrong.
         """
-        from ..tune.spec_file import read_spec
+        from ..tune.specs.spec_file import read_spec
 
         try:
             return read_spec(self._spec_path())

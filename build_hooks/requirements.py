@@ -13,7 +13,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from ..target import Target
-    from ..tune.spec import Spec
+    from ..tune.specs.spec import Spec
 
 __all__ = ["FRONTEND_REQUIRES", "NVCC_REQUIRES", "SEARCH_REQUIRES", "requirements_of"]
 
@@ -58,7 +58,7 @@ def _is_built(target: Target, spec: Spec, settings: Settings) -> bool:
 
 def _has_nvcc(environ: Mapping[str, str]) -> bool:
     from ..errors import BuildError
-    from ..tune.toolchain import find_nvcc
+    from ..tune.compiling.toolchain import find_nvcc
 
     try:
         find_nvcc(environ)

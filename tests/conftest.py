@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tlaot.errors import BuildError
-from tlaot.tune.toolchain import find_nvcc
+from tlaot.tune.compiling.toolchain import find_nvcc
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -15,10 +15,10 @@ from typing import Any
 from native import programs
 from native.programs import build, host_program, lowered, tensor
 
+from tlaot.atomic import dump_json
 from tlaot.audit.archive import record_line
 from tlaot.manifest import FOLDER, Kernel, Manifest, Param, Variant, digest_of, dumps, param_to_json, variant_dumps
 from tlaot.target import read_target
-from tlaot.tune.files import dump_json
 from tlaot.tune.frontends.lowered import DeviceKernel
 
 PACKAGE = "pk_audit"

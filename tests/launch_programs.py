@@ -16,11 +16,11 @@ from native.programs import SET_DEVICE, build, host_program, lowered, scalar, sc
 
 from tlaot.manifest import VARIANT_NAME, Variant, digest_of, variant_dumps
 from tlaot.target import parse_target
+from tlaot.tune.compiling.link import EXECUTABLE
+from tlaot.tune.compiling.nvcc import compile_cuda
+from tlaot.tune.compiling.toolchain import CudaCompiler, find_nvcc
 from tlaot.tune.frontends.lowered import DeviceKernel, Lowered
-from tlaot.tune.link import EXECUTABLE
-from tlaot.tune.nvcc import compile_cuda
-from tlaot.tune.package import Packed, write_packed
-from tlaot.tune.toolchain import CudaCompiler, find_nvcc
+from tlaot.tune.shipping.package import Packed, write_packed
 
 __all__ = ["PROGRAMS", "compile_programs", "compile_source", "pack"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tlaot.tune.lock import Entry, Lock, Tried
-from tlaot.tune.timing import Timing
+from tlaot.tune.locks.lock import Entry, Lock, Tried
+from tlaot.tune.measuring.timing import Timing
 
 TOOLS = {"tlaot": "0.1.0", "tilelang": "0.1.15", "cc": "gcc 12.2.0", "cuda": "13.0", "nvrtc": "13.0"}
 H200 = {"name": "NVIDIA H200", "sm_count": 132, "capability": "9.0", "cuda": "13.0", "driver": "580.65.06"}

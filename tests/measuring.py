@@ -9,12 +9,12 @@ from fixtures_runtime import compile_source, tensor
 
 from tlaot.manifest import digest_of
 from tlaot.target import Target, parse_target
-from tlaot.tune.child import Child, Failed
-from tlaot.tune.compile import Built
-from tlaot.tune.measure import Decision, Measured, decide, screen
-from tlaot.tune.plan import Candidate, Workload
-from tlaot.tune.spec import KernelSpec, Profile
-from tlaot.tune.timing import Timing
+from tlaot.tune.children.child import Child, Failed
+from tlaot.tune.compiling.compile import Built
+from tlaot.tune.measuring.measure import Decision, Measured, decide, screen
+from tlaot.tune.measuring.timing import Timing
+from tlaot.tune.specs.plan import Candidate, Workload
+from tlaot.tune.specs.spec import KernelSpec, Profile
 
 __all__ = ["AUTHORS", "PROFILE", "Log", "Scene", "latency"]
 

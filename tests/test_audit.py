@@ -537,8 +537,8 @@ def test_what_is_no_trace(data: bytes) -> None:
 
 def test_a_lock_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a lock has, what is given must have together: the main wheel alone lacks what its companions have."""
-    from tlaot.tune.lock import Entry, Lock
-    from tlaot.tune.lock_file import dump_lock
+    from tlaot.tune.locks.lock import Entry, Lock
+    from tlaot.tune.locks.lock_file import dump_lock
 
     def entry(target: str, n: int, block: int = 1) -> Entry:
         return Entry("scale", target, {"N": n}, {}, {}, {}, {"block": block}, tuned_as="cuda:sm_80")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tlaot.tune import blas
-from tlaot.tune.blas import one_thread
+from tlaot.tune.searching import blas
+from tlaot.tune.searching.blas import one_thread
 
 np = pytest.importorskip("numpy")
 

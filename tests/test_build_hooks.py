@@ -28,7 +28,7 @@ from tlaot.build_hooks.settings import KEYS, RUN_TIME_VARIABLES, STAGE_VARIABLES
 from tlaot.build_hooks.wheel_tag import audit_platform
 
 from tlaot.errors import BuildError, SpecError
-from tlaot.tune.spec_file import read_spec
+from tlaot.tune.specs.spec_file import read_spec
 
 PLUGIN, BACKEND = "setuptools.build_meta", "tlaot.build_hooks"
 CONSUMERS = [

@@ -7,8 +7,8 @@ import pytest
 
 from tlaot.errors import SpecError
 from tlaot.manifest import Param
-from tlaot.tune.arrays import NumpyArrays, Supply, TorchArrays, bind_sizes
-from tlaot.tune.check import Tolerance, compare, default_tolerance
+from tlaot.tune.measuring.arrays import NumpyArrays, Supply, TorchArrays, bind_sizes
+from tlaot.tune.measuring.check import Tolerance, compare, default_tolerance
 
 ARRAYS = NumpyArrays()
 LOOSE = Tolerance(None, None, 0.01)
@@ -60,7 +60,7 @@ def test_one_plainly_wrong_element_in_a_thousand_fails() -> None:
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_the_worst_element_is_named_by_its_indices(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In whatever chunk it is, and a NaN of the reference, an infinity and a large integer before any finite miss."""
-    monkeypatch.setattr("tlaot.tune.check._CHUNK", 100)
+    monkeypatch.setattr("tlaot.tune.measuring.check._CHUNK", 100)
 
     def said(actual: np.ndarray, expected: np.ndarray) -> str:
         if library == "numpy":
@@ -98,7 +98,7 @@ def test_large_integers_are_exact_too() -> None:
 
 
 def test_large_outputs_are_compared_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tlaot.tune import check
+    from tlaot.tune.measuring import check
 
     x = np.ones(1000, np.float32)
     wrong, unwritten = x.copy(), x.copy()

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tlaot.tune.child import Child, Failed, one_line
+from tlaot.tune.children.child import Child, Failed, one_line
 
 SOURCE = """
 import os, signal, subprocess, sys, time
-from tlaot.tune.child import serve
+from tlaot.tune.children.child import serve
 
 def answer(request, announce):
     what = request["what"]
@@ -180,7 +180,7 @@ def test_no_orphan_outlives_a_killed_build(tmp_path: Path) -> None:
     (tmp_path / "serving.py").write_text(SOURCE)
     parent = (
         "import os, sys, pathlib\n"
-        "from tlaot.tune.child import Child\n"
+        "from tlaot.tune.children.child import Child\n"
         f"child = Child('serving', [], [{str(tmp_path)!r}, *filter(None, sys.path)], pathlib.Path({str(tmp_path / 'log')!r}), dict(os.environ))\n"
         "print(child.request({'what': 'echo'}, 30)['pid'], flush=True)\n"
         "child.request({'what': 'spin'}, 600)\n"

@@ -77,20 +77,22 @@ def test_a_wheel_without_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "has no packaged kernels" in capsys.readouterr().err
 
 
-def test_runs_as_a_module_and_imports_nothing_heavy(folder: Path) -> None:
-    """``python -m tlaot.cli``: neither the FFI, nor a framework, nor the package itself."""
+@pytest.mark.parametrize("module", ["tlaot", "tlaot.cli"])
+def test_runs_as_a_module_and_imports_nothing_heavy(folder: Path, module: str) -> None:
+    """``python -m tlaot`` is ``tlaot``: it loads neither the FFI, nor a framework, nor the package that it looks at."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder.parent), *filter(None, sys.path)])}
     code = (
         "import sys; from tlaot.cli import main; assert main(['inspect', 'pk_cli']) == 0;"
         "assert not {'tvm_ffi', 'numpy', 'torch', 'pk_cli', 'tlaot.tune'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
-    done = subprocess.run(
-        [sys.executable, "-m", "tlaot.cli", "--help"], env=env, capture_output=True, text=True, timeout=60
-    )
+    started = [sys.executable, "-m", module]
+    done = subprocess.run([*started, "--help"], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
+    assert done.stdout.startswith("usage: tlaot ")
     assert "inspect" in done.stdout
     assert "check" in done.stdout
+    assert subprocess.run([*started, "inspect", "no.such"], env=env, capture_output=True, timeout=60).returncode == 2
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from fixtures_runtime import tensor, variant, write_package
 
 from tlaot.cli import main
 from tlaot.manifest import Variant, dumps, read_manifest
-from tlaot.tune.lock_file import dump_lock
+from tlaot.tune.locks.lock_file import dump_lock
 
 H200 = {"device": "NVIDIA H200", "sm_count": 132}
 Row = tuple[str, str, int, float | None, Mapping[str, Any]]

@@ -21,7 +21,7 @@ from fixtures_runtime import tensor, variant, with_files, write_package
 
 from tlaot.cli import main
 from tlaot.manifest import Kernel, Manifest, digest_of, dumps
-from tlaot.tune.lock_file import dump_lock
+from tlaot.tune.locks.lock_file import dump_lock
 
 H200 = {"device": "NVIDIA H200", "sm_count": 132}
 TILELANG = {"name": "tilelang", "version": "0.1.15", "device-compiler": "nvcc 13.0"}

@@ -16,15 +16,15 @@ import pytest
 
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
-from tlaot.tune import worker
-from tlaot.tune.child import Failed
-from tlaot.tune.compile import Built, CompilePool, Workshop, compile_candidates, expand_kernel
-from tlaot.tune.forkserver import close_servers
+from tlaot.tune.children.child import Failed
+from tlaot.tune.children.forkserver import close_servers
+from tlaot.tune.compiling import worker
+from tlaot.tune.compiling.compile import Built, CompilePool, Workshop, compile_candidates, expand_kernel
+from tlaot.tune.compiling.nvcc import DeviceCode
+from tlaot.tune.compiling.toolchain import CudaCompiler, HostCompiler, Toolchain, find_toolchain
 from tlaot.tune.frontends import Lowered
-from tlaot.tune.nvcc import DeviceCode
-from tlaot.tune.plan import Candidate, Workload
-from tlaot.tune.spec import KernelSpec, Profile
-from tlaot.tune.toolchain import CudaCompiler, HostCompiler, Toolchain, find_toolchain
+from tlaot.tune.specs.plan import Candidate, Workload
+from tlaot.tune.specs.spec import KernelSpec, Profile
 
 HERE = Path(__file__).parent
 LLVM, HOPPER = parse_target("llvm:x86-64-v3"), parse_target("cuda:sm_90a")

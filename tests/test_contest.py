@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tlaot.tune.contest import Contest, choose_finalists
-from tlaot.tune.timing import Timing, summarize
+from tlaot.tune.measuring.contest import Contest, choose_finalists
+from tlaot.tune.measuring.timing import Timing, summarize
 
 CANDIDATES = 32
 

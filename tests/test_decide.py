@@ -16,10 +16,10 @@ pytest.importorskip("numpy")
 
 from measuring import AUTHORS, PROFILE, Scene, latency
 
-from tlaot.tune import device_lock, quiet
-from tlaot.tune.child import Child, Failed
-from tlaot.tune.forkserver import ForkServer
-from tlaot.tune.measure import Measured, screen
+from tlaot.tune.children.child import Child, Failed
+from tlaot.tune.children.forkserver import ForkServer
+from tlaot.tune.measuring import device_lock, quiet
+from tlaot.tune.measuring.measure import Measured, screen
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fork
     folder = tmp_path_factory.mktemp("decide")
     (folder / "authors.py").write_text(AUTHORS)
     environ = {**os.environ, "MISBEHAVE": str(folder)}
-    server = ForkServer("tlaot.tune.measurer", ["cpu"], [str(folder), *filter(None, sys.path)], environ)
+    server = ForkServer("tlaot.tune.measuring.measurer", ["cpu"], [str(folder), *filter(None, sys.path)], environ)
     try:
         yield folder, server
     finally:
@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fork
 def scene(place: tuple[Path, ForkServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)  # other tests that run here measure, too
     folder, server = place
-    child = Child("tlaot.tune.measurer", ["cpu"], [], tmp_path / "log", {}, server)
+    child = Child("tlaot.tune.measuring.measurer", ["cpu"], [], tmp_path / "log", {}, server)
     first = len(list(folder.glob("built-*")))
     try:
         yield Scene(folder, child, first)
@@ -226,7 +226,7 @@ class Busy:
 def test_load_is_told(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, answers: list[str | None], trusted: bool, note: str | None
 ) -> None:
-    from tlaot.tune import decide as deciding
+    from tlaot.tune.measuring import decide as deciding
 
     make: Callable[..., Any] = lambda *rest: Busy(*answers)  # noqa: E731
     monkeypatch.setattr(deciding, "CpuWatch", make)

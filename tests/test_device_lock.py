@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from tlaot.tune import device_lock
-from tlaot.tune.device_lock import exclusive
+from tlaot.tune.measuring import device_lock
+from tlaot.tune.measuring.device_lock import exclusive
 
 ROOT = Path(__file__).resolve().parents[1]
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tlaot.tune.device_lock import exclusive
+from tlaot.tune.measuring.device_lock import exclusive
 with exclusive(sys.argv[1], print, Path(sys.argv[2])):
     print("held", flush=True)
     time.sleep(float(sys.argv[3]))
@@ -30,7 +30,7 @@ with exclusive(sys.argv[1], print, Path(sys.argv[2])):
 COUNTER = """
 import sys, time
 from pathlib import Path
-from tlaot.tune.device_lock import exclusive
+from tlaot.tune.measuring.device_lock import exclusive
 folder = Path(sys.argv[1])
 for n in range(30):
     with exclusive("cpu", lambda text: None, folder):

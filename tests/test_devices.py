@@ -13,7 +13,7 @@ import pytest
 
 from tlaot.errors import SpecError
 from tlaot.target import parse_target, read_target
-from tlaot.tune.devices import DEVICES, device_for
+from tlaot.tune.compiling.devices import DEVICES, device_for
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] 
 _WORKER = """
 import json, sys
 from tlaot.target import parse_target
-from tlaot.tune.devices import device_for, impersonate
+from tlaot.tune.compiling.devices import device_for, impersonate
 EARLY
 asked = impersonate(device_for(parse_target("cuda:sm_90a"), {"sm_count": 78}))
 if "EARLY" == "":

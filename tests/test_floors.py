@@ -15,12 +15,12 @@ from native.programs import build, host_program, lowered, tensor
 from tlaot.errors import BuildError
 from tlaot.manifest import digest_of
 from tlaot.target import parse_target, read_target
-from tlaot.tune.compile import Built
-from tlaot.tune.floors import find_floors, first_cuda
+from tlaot.tune.compiling.compile import Built
 from tlaot.tune.frontends.lowered import DeviceKernel
-from tlaot.tune.package import Winner, pack_winner
-from tlaot.tune.plan import Workload
-from tlaot.tune.spec import KernelSpec
+from tlaot.tune.shipping.floors import find_floors, first_cuda
+from tlaot.tune.shipping.package import Winner, pack_winner
+from tlaot.tune.specs.plan import Workload
+from tlaot.tune.specs.spec import KernelSpec
 
 KERNEL = DeviceKernel("k", ("ptr",), (1,), ("blockIdx.x", "threadIdx.x"))
 HOST = host_program([programs.SET_DEVICE, ("k", ["PTR(DATA(0))", "INT(1)", "INT(32)"])])

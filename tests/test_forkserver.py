@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tlaot.tune import forkserver
-from tlaot.tune.child import Child, Failed, stop_all
-from tlaot.tune.compile import Workshop
-from tlaot.tune.forkserver import close_servers, find_server
-from tlaot.tune.toolchain import HostCompiler, Toolchain
+from tlaot.tune.children import forkserver
+from tlaot.tune.children.child import Child, Failed, stop_all
+from tlaot.tune.children.forkserver import close_servers, find_server
+from tlaot.tune.compiling.compile import Workshop
+from tlaot.tune.compiling.toolchain import HostCompiler, Toolchain
 
 TOOLCHAIN = Toolchain(HostCompiler(("cc",), (), ("strip",), "1"))
 
@@ -354,8 +354,8 @@ def test_few_servers_are_kept(make: Make) -> None:
 PARENT = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from tlaot.tune.child import Child, Failed
-from tlaot.tune.forkserver import find_server
+from tlaot.tune.children.child import Child, Failed
+from tlaot.tune.children.forkserver import find_server
 
 def make():
     server = find_server("forked", ["plain"], sys.path, os.environ)

@@ -18,11 +18,11 @@ from child_call import call
 from tlaot.elf import cubin_architecture
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
-from tlaot.tune.bound import TensorLayout
+from tlaot.tune.children.bound import TensorLayout
+from tlaot.tune.compiling.link import link_executable
+from tlaot.tune.compiling.nvcc import compile_cuda
+from tlaot.tune.compiling.toolchain import Toolchain, find_cc, find_nvcc
 from tlaot.tune.frontends import DeviceKernel, Lowered
-from tlaot.tune.link import link_executable
-from tlaot.tune.nvcc import compile_cuda
-from tlaot.tune.toolchain import Toolchain, find_cc, find_nvcc
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tilelang") is None, reason="tilelang is not installed")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tlaot.errors import BuildError
 from tlaot.image import Image, read_image
-from tlaot.tune.toolchain import find_nvcc
+from tlaot.tune.compiling.toolchain import find_nvcc
 
 PTX = "//\n.version {}\n.target {}\n.address_size 64\n.visible .entry k() {{ ret; }}\n"
 

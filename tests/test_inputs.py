@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tlaot.errors import SpecError
-from tlaot.tune.arrays import NumpyArrays, TorchArrays
-from tlaot.tune.transport import carried, read_tensors, write_tensors
+from tlaot.tune.measuring.arrays import NumpyArrays, TorchArrays
+from tlaot.tune.measuring.transport import carried, read_tensors, write_tensors
 
 np = pytest.importorskip("numpy")
 
@@ -168,7 +168,7 @@ def test_a_large_tensor_is_in_memory_once(tmp_path: Path) -> None:
     description = write_tensors([np.ones(64 << 20, np.uint8)], tmp_path)
     script = (
         "import json, sys, resource\n"
-        "from tlaot.tune.transport import read_tensors\n"
+        "from tlaot.tune.measuring.transport import read_tensors\n"
         "import numpy\n"
         "def private():\n"
         "    lines = open('/proc/self/smaps_rollup').read().splitlines()\n"

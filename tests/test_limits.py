@@ -9,11 +9,11 @@ import pytest
 
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
-from tlaot.tune.devices import device_for
+from tlaot.tune.compiling.devices import device_for
+from tlaot.tune.compiling.limits import find_excess, find_excess_after_compiling, find_excess_in_error
+from tlaot.tune.compiling.nvcc import DeviceCode, compile_cuda
+from tlaot.tune.compiling.toolchain import find_nvcc
 from tlaot.tune.frontends.lowered import DeviceKernel
-from tlaot.tune.limits import find_excess, find_excess_after_compiling, find_excess_in_error
-from tlaot.tune.nvcc import DeviceCode, compile_cuda
-from tlaot.tune.toolchain import find_nvcc
 
 HOPPER = parse_target("cuda:sm_90a")
 KIB = 1024

@@ -20,8 +20,8 @@ from native.programs import CUDA, LLVM, build, host_program, lowered, run, scala
 from tlaot import elf
 from tlaot.errors import BuildError
 from tlaot.target import parse_target, read_target
+from tlaot.tune.compiling.link import audit_executable, link_executable
 from tlaot.tune.frontends.lowered import DeviceKernel
-from tlaot.tune.link import audit_executable, link_executable
 
 KERNEL = DeviceKernel("k", ("ptr",), (1,), ("blockIdx.x", "threadIdx.x"))
 PARAMS = [tensor("A", 8, written=True)]

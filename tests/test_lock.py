@@ -18,19 +18,19 @@ from locks import CONFIGS, H200, entry, lock, timing, tried
 from tlaot.errors import BuildError, SpecError
 from tlaot.manifest import digest_of
 from tlaot.target import parse_target
-from tlaot.tune.child import Failed
-from tlaot.tune.compile import Built
-from tlaot.tune.fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
-from tlaot.tune.lock import Entry, Lock, Tried, latency_of
-from tlaot.tune.lock_file import dump_lock, parse_lock, parse_sides, read_lock, replace_lock, update_lock
+from tlaot.tune.children.child import Failed
+from tlaot.tune.compiling.compile import Built
+from tlaot.tune.locks.fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
+from tlaot.tune.locks.lock import Entry, Lock, Tried, latency_of
+from tlaot.tune.locks.lock_file import dump_lock, parse_lock, parse_sides, read_lock, replace_lock, update_lock
+from tlaot.tune.locks.merge import merge_locks
+from tlaot.tune.locks.record import Circumstances, make_entry
+from tlaot.tune.locks.sources import digest_modules, digest_text
 from tlaot.tune.machine import Gpu, Machine
-from tlaot.tune.measure import Decision, Measured
-from tlaot.tune.merge import merge_locks
-from tlaot.tune.nvml import driver_version
-from tlaot.tune.plan import Workload
-from tlaot.tune.record import Circumstances, make_entry
-from tlaot.tune.sources import digest_modules, digest_text
-from tlaot.tune.spec import Budget, KernelSpec, Profile
+from tlaot.tune.measuring.measure import Decision, Measured
+from tlaot.tune.measuring.nvml import driver_version
+from tlaot.tune.specs.plan import Workload
+from tlaot.tune.specs.spec import Budget, KernelSpec, Profile
 
 DERIVED = Entry(
     "add",
@@ -194,7 +194,7 @@ def test_a_lock_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     before = write(path, lock(entry(64)))
     code = (
         "import os, sys; from pathlib import Path; from locks import entry\n"
-        "from tlaot.tune.lock_file import update_lock\n"
+        "from tlaot.tune.locks.lock_file import update_lock\n"
         "os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
         "update_lock(Path(sys.argv[1]), lambda lock: lock.with_entries([entry(128)]))\n"
     )
@@ -212,7 +212,7 @@ def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tltune.lock"
     code = (
         "import sys; from pathlib import Path; from locks import entry\n"
-        "from tlaot.tune.lock_file import update_lock\n"
+        "from tlaot.tune.locks.lock_file import update_lock\n"
         "for n in range(8):\n"
         "    update_lock(Path(sys.argv[1]), lambda lock: lock.with_entries([entry(n, kernel=sys.argv[2])]))\n"
     )

@@ -23,13 +23,13 @@ from tlaot.errors import BuildError, SpecError
 from tlaot.image import read_image
 from tlaot.manifest import Variant, place_of, read_manifest
 from tlaot.tune import machine, site
-from tlaot.tune.compile import Workshop
+from tlaot.tune.compiling.compile import Workshop
 from tlaot.tune.groups import all_groups, plan_group
-from tlaot.tune.lock import Entry, Lock, Tried
-from tlaot.tune.lock_file import read_lock, replace_lock, update_lock
+from tlaot.tune.locks.lock import Entry, Lock, Tried
+from tlaot.tune.locks.lock_file import read_lock, replace_lock, update_lock
 from tlaot.tune.pipeline import Selection, build_package, tune_project
 from tlaot.tune.site import open_site
-from tlaot.tune.spec_file import read_spec
+from tlaot.tune.specs.spec_file import read_spec
 
 
 def _has(distribution: str) -> bool:

@@ -14,10 +14,10 @@ from fixtures_runtime import compile_kernel, tensor
 
 from tlaot.errors import SpecError
 from tlaot.manifest import Param, digest_of, param_to_json
-from tlaot.tune import measurer
-from tlaot.tune.child import Child, Failed
-from tlaot.tune.measurer import Measurer, WrongResult
-from tlaot.tune.transport import write_tensors
+from tlaot.tune.children.child import Child, Failed
+from tlaot.tune.measuring import measurer
+from tlaot.tune.measuring.measurer import Measurer, WrongResult
+from tlaot.tune.measuring.transport import write_tensors
 
 np = pytest.importorskip("numpy")
 
@@ -491,7 +491,11 @@ def test_in_a_child_with_a_shared_library(tmp_path: Path, kind: str) -> None:
         "candidate": {"path": str(path), "digest": {"sha256": digest_of(content).sha256, "size": len(content)}}, "deterministic": True,
     }  # fmt: skip
     child = Child(
-        "tlaot.tune.measurer", ["cpu"], [str(tmp_path), *filter(None, sys.path)], tmp_path / "log", dict(os.environ)
+        "tlaot.tune.measuring.measurer",
+        ["cpu"],
+        [str(tmp_path), *filter(None, sys.path)],
+        tmp_path / "log",
+        dict(os.environ),
     )
     try:
         answers = {

@@ -19,11 +19,11 @@ import pytest
 
 from tlaot.errors import BuildError, SpecError
 from tlaot.target import Target, parse_target
-from tlaot.tune import nvrtc
+from tlaot.tune.compiling import nvrtc
+from tlaot.tune.compiling.nvcc import compile_cuda, preload_cuda  # noqa: F401
+from tlaot.tune.compiling.precompiled import Claim, Headers
+from tlaot.tune.compiling.toolchain import CudaCompiler, find_nvcc
 from tlaot.tune.frontends import tilelang_headers  # noqa: F401 - of the scripts
-from tlaot.tune.nvcc import compile_cuda, preload_cuda  # noqa: F401
-from tlaot.tune.precompiled import Claim, Headers
-from tlaot.tune.toolchain import CudaCompiler, find_nvcc
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = parse_target("cuda:sm_90a")

@@ -276,7 +276,7 @@ def retune(*arguments: str) -> int:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others that use the processor are not waited for."""
-    from tlaot.tune import retune as module
+    from tlaot.tune.retuning import retune as module
 
     real = module.Profile
     monkeypatch.setattr(module, "Profile", lambda **given: real(**{**given, "quiet_timeout": 0.0}))
@@ -413,7 +413,7 @@ def test_times_that_are_not_trusted_are_not_used(
     make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unless the user says so: what others did on the device may have made the difference. What was known before stays."""
-    from tlaot.tune import retune as module
+    from tlaot.tune.retuning import retune as module
 
     path = make("rt_busy", build(V2, spin=SLOW), build(V1))
     real = module.decide
@@ -438,8 +438,8 @@ def test_what_more_time_is_called(
     make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The option of this command, not the key of a file that its user need not have."""
-    from tlaot.tune import decide as deciding
-    from tlaot.tune import retune as module
+    from tlaot.tune.measuring import decide as deciding
+    from tlaot.tune.retuning import retune as module
 
     make("rt_more", build(V2), build(V1))
     real = module.decide
@@ -563,7 +563,7 @@ def test_kernels_that_tvm_made(make: Make, tmp_path: Path, capsys: pytest.Captur
 def test_what_competes_on_a_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code that the device runs; not what it does not run, nor PTX beside machine code; each workload once."""
     from tlaot.runtime import device
-    from tlaot.tune.retune import Contest, Options, Skipped, plan_contests
+    from tlaot.tune.retuning.retune import Contest, Options, Skipped, plan_contests
 
     targets = ("cuda:sm_80", "cuda:sm_86", "cuda:sm_90a", "cuda:compute_80", V1)
     make(

@@ -18,17 +18,17 @@ import pytest
 from tlaot.errors import BuildError, PackageError
 from tlaot.manifest import digest_of, place_of, read_manifest
 from tlaot.target import parse_target
-from tlaot.tune.compile import Built
-from tlaot.tune.package import Winner, find_executable, read_packed, write_folders, write_package
-from tlaot.tune.plan import Workload
-from tlaot.tune.spec import KernelSpec, Spec
-from tlaot.tune.weigh import check_budget, weigh
+from tlaot.tune.compiling.compile import Built
+from tlaot.tune.shipping.package import Winner, find_executable, read_packed, write_folders, write_package
+from tlaot.tune.shipping.weigh import check_budget, weigh
+from tlaot.tune.specs.plan import Workload
+from tlaot.tune.specs.spec import KernelSpec, Spec
 
 
 @pytest.fixture(autouse=True)
 def _floors_of_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     # The binaries here are a few bytes; test_floors.py has real ones.
-    monkeypatch.setattr("tlaot.tune.package.find_floors", lambda *_: {"glibc": "2.17"})
+    monkeypatch.setattr("tlaot.tune.shipping.package.find_floors", lambda *_: {"glibc": "2.17"})
 
 
 def winner(folder: Path, shape: Mapping[str, Any], target: str = "llvm", name: str = "k", **files: bytes) -> Winner:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tlaot.errors import BuildError, SpecError
-from tlaot.tune.parcel import write_parcel
+from tlaot.tune.children.parcel import write_parcel
 
 pytest.importorskip("cloudpickle")
 
@@ -30,7 +30,7 @@ def test_without_cloudpickle_the_error_says_what_to_install(tmp_path: Path, monk
 
 def opened(name: str, code: str) -> str:
     """What a child process prints that opens a parcel as ``value``."""
-    program = f"from tlaot.tune.parcel import open_parcel\nvalue = open_parcel({name!r})\n{code}"
+    program = f"from tlaot.tune.children.parcel import open_parcel\nvalue = open_parcel({name!r})\n{code}"
     environ = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -15,8 +15,8 @@ import pytest
 from tlaot.errors import BuildError, SpecError, TuningError
 from tlaot.manifest import read_manifest
 from tlaot.runtime.load import open_manifest
+from tlaot.tune.locks.record import digest_sources
 from tlaot.tune.pipeline import build_package
-from tlaot.tune.record import digest_sources
 
 np = pytest.importorskip("numpy")
 
@@ -472,7 +472,7 @@ def double(N):
 
 def test_a_winner_must_give_the_same_bits_twice(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check itself is measured in test_measurer; here, that what fails it does not win."""
-    from tlaot.tune import measure
+    from tlaot.tune.measuring import measure
 
     asked = []
 

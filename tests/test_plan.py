@@ -6,8 +6,8 @@ import itertools
 from typing import Any
 
 from tlaot.target import parse_target
-from tlaot.tune.plan import Workload, workload_slug
-from tlaot.tune.spec import KernelSpec
+from tlaot.tune.specs.plan import Workload, workload_slug
+from tlaot.tune.specs.spec import KernelSpec
 
 
 def test_a_plain_shape_reads_as_itself() -> None:

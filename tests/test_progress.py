@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tlaot.tune.journal import Journal
-from tlaot.tune.progress import Progress
+from tlaot.tune.telling.journal import Journal
+from tlaot.tune.telling.progress import Progress
 
 needs_tqdm = pytest.mark.skipif(find_spec("tqdm") is None, reason="tqdm is not installed")
 
@@ -278,7 +278,7 @@ def test_a_log_is_appended_to_and_its_oldest_half_goes_when_it_is_large(tmp_path
 def test_a_process_with_a_bar_starts_no_other_and_ends(tmp_path: Path) -> None:
     script = (
         "import os, sys\n"
-        "from tlaot.tune.progress import Progress\n"
+        "from tlaot.tune.telling.progress import Progress\n"
         "progress = Progress(print, sys.stderr, 4)\n"
         "assert progress._bar is not None\n"
         "progress.measured()\n"

@@ -17,13 +17,13 @@ from tlaot import elf
 from tlaot.errors import BuildError
 from tlaot.image import Image, read_image
 from tlaot.target import Target, read_target
-from tlaot.tune.child import Failed
-from tlaot.tune.compile import Built, Workshop, compile_candidates
-from tlaot.tune.forkserver import close_servers
-from tlaot.tune.nvcc import compile_cuda
-from tlaot.tune.plan import Workload
-from tlaot.tune.spec import KernelSpec, Profile
-from tlaot.tune.toolchain import CudaCompiler, find_nvcc, find_toolchain, run_tool
+from tlaot.tune.children.child import Failed
+from tlaot.tune.children.forkserver import close_servers
+from tlaot.tune.compiling.compile import Built, Workshop, compile_candidates
+from tlaot.tune.compiling.nvcc import compile_cuda
+from tlaot.tune.compiling.toolchain import CudaCompiler, find_nvcc, find_toolchain, run_tool
+from tlaot.tune.specs.plan import Workload
+from tlaot.tune.specs.spec import KernelSpec, Profile
 
 HERE = Path(__file__).parent
 AMPERE = read_target("cuda:compute_80")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tlaot.tune import quiet
-from tlaot.tune.nvml import Nvml, open_nvml
-from tlaot.tune.quiet import CpuWatch, GpuWatch, stolen_share, wait_until_quiet
+from tlaot.tune.measuring import quiet
+from tlaot.tune.measuring.nvml import Nvml, open_nvml
+from tlaot.tune.measuring.quiet import CpuWatch, GpuWatch, stolen_share, wait_until_quiet
 
 US = 100
 QUIET, STOLEN = [0.01] * 200, [0.01] * 180 + [2.0] * 20

@@ -29,10 +29,10 @@ from tlaot.autotuner.tuner import _tell_doubts
 from tlaot.errors import CallError, DispatchError, LoadError, PackageError
 from tlaot.manifest import Param, digest_of
 from tlaot.target import parse_target
-from tlaot.tune.compile import Built
-from tlaot.tune.package import Winner, pack_winner, read_packed, write_folders, write_package
-from tlaot.tune.plan import Workload
-from tlaot.tune.spec import KernelSpec
+from tlaot.tune.compiling.compile import Built
+from tlaot.tune.shipping.package import Winner, pack_winner, read_packed, write_folders, write_package
+from tlaot.tune.specs.plan import Workload
+from tlaot.tune.specs.spec import KernelSpec
 
 np = pytest.importorskip("numpy")
 

@@ -17,19 +17,19 @@ import pytest
 from tlaot.errors import SpecError
 from tlaot.manifest import digest_of
 from tlaot.target import parse_target
-from tlaot.tune import schedule
-from tlaot.tune.child import Failed
-from tlaot.tune.compile import Built
-from tlaot.tune.journal import Journal
-from tlaot.tune.measure import Decision, Measured
-from tlaot.tune.plan import Candidate, Workload
-from tlaot.tune.progress import Progress
-from tlaot.tune.record import candidate_keys
-from tlaot.tune.schedule import Stand, Tuned, tune_workloads
-from tlaot.tune.search import make_search
-from tlaot.tune.spec import Budget, KernelSpec
-from tlaot.tune.store import Store
-from tlaot.tune.timing import Timing
+from tlaot.tune.children.child import Failed
+from tlaot.tune.compiling.compile import Built
+from tlaot.tune.locks.record import candidate_keys
+from tlaot.tune.measuring.measure import Decision, Measured
+from tlaot.tune.measuring.timing import Timing
+from tlaot.tune.searching import schedule
+from tlaot.tune.searching.schedule import Stand, Tuned, tune_workloads
+from tlaot.tune.searching.search import make_search
+from tlaot.tune.searching.store import Store
+from tlaot.tune.specs.plan import Candidate, Workload
+from tlaot.tune.specs.spec import Budget, KernelSpec
+from tlaot.tune.telling.journal import Journal
+from tlaot.tune.telling.progress import Progress
 
 TARGET = parse_target("cuda:sm_90a")
 CONFIGS = tuple({"t": index} for index in range(12))

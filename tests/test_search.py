@@ -14,12 +14,12 @@ import surfaces
 
 from tlaot.errors import BuildError, SpecError
 from tlaot.target import parse_target
-from tlaot.tune.child import Failed
-from tlaot.tune.nearby import distance, farthest_first, place_configs, place_shapes
-from tlaot.tune.plan import Candidate, Workload
-from tlaot.tune.search import Search, choose_search, make_search
-from tlaot.tune.spec import Budget, KernelSpec
-from tlaot.tune.timing import Timing
+from tlaot.tune.children.child import Failed
+from tlaot.tune.measuring.timing import Timing
+from tlaot.tune.searching.nearby import distance, farthest_first, place_configs, place_shapes
+from tlaot.tune.searching.search import Search, choose_search, make_search
+from tlaot.tune.specs.plan import Candidate, Workload
+from tlaot.tune.specs.spec import Budget, KernelSpec
 
 TARGET = parse_target("cuda:sm_90a")
 NO_LIMIT = Budget()

@@ -9,11 +9,11 @@ import random
 import pytest
 
 from tlaot.target import parse_target
-from tlaot.tune.cover import cover_cheaply
-from tlaot.tune.plan import Workload
-from tlaot.tune.select import choose_fewest
-from tlaot.tune.spec import KernelSpec
-from tlaot.tune.timing import Timing
+from tlaot.tune.measuring.timing import Timing
+from tlaot.tune.searching.cover import cover_cheaply
+from tlaot.tune.searching.select import choose_fewest
+from tlaot.tune.specs.plan import Workload
+from tlaot.tune.specs.spec import KernelSpec
 
 LLVM = parse_target("llvm")
 SPEC = KernelSpec("k", "tvm", "m:f", (LLVM,), (), (), "here")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tlaot.errors import SpecError
-from tlaot.tune.spec import Budget, KernelSpec, Profile, Spec
-from tlaot.tune.spec_file import find_spec, multiply_out, read_spec
+from tlaot.tune.specs.spec import Budget, KernelSpec, Profile, Spec
+from tlaot.tune.specs.spec_file import find_spec, multiply_out, read_spec
 
 HEAD = """
 [tlaot]

@@ -12,13 +12,13 @@ import pytest
 
 from tlaot.manifest import digest_of
 from tlaot.target import parse_target
-from tlaot.tune.child import Failed
-from tlaot.tune.compile import Built
-from tlaot.tune.plan import Candidate, Workload
-from tlaot.tune.record import candidate_keys
-from tlaot.tune.spec import KernelSpec
-from tlaot.tune.store import Keys, Store
-from tlaot.tune.timing import Timing
+from tlaot.tune.children.child import Failed
+from tlaot.tune.compiling.compile import Built
+from tlaot.tune.locks.record import candidate_keys
+from tlaot.tune.measuring.timing import Timing
+from tlaot.tune.searching.store import Keys, Store
+from tlaot.tune.specs.plan import Candidate, Workload
+from tlaot.tune.specs.spec import KernelSpec
 
 TARGET = parse_target("llvm")
 KERNEL = KernelSpec("k", "tvm", "m:f", (TARGET,), ({"N": 8},), ({"t": 1}, {"t": 2}), "tltune.toml")
@@ -184,7 +184,7 @@ def test_two_processes_that_built_the_same_both_have_it(tmp_path: Path) -> None:
 def test_keys_hold_what_matters_and_nothing_else() -> None:
     from dataclasses import replace
 
-    from tlaot.tune.spec import Profile
+    from tlaot.tune.specs.spec import Profile
 
     def of(**changes: object) -> Keys:
         kernel = replace(KERNEL, **changes)

@@ -8,8 +8,8 @@ import pytest
 
 from tlaot.errors import SpecError
 from tlaot.manifest import Param
-from tlaot.tune.arrays import Arrays, NumpyArrays, TorchArrays
-from tlaot.tune.supply import SUPPLY_TYPES, InputParam, Supply, supply_from_json, validate_supply
+from tlaot.tune.measuring.arrays import Arrays, NumpyArrays, TorchArrays
+from tlaot.tune.specs.supply import SUPPLY_TYPES, InputParam, Supply, supply_from_json, validate_supply
 
 np = pytest.importorskip("numpy")
 

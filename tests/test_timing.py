@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tlaot.tune.timing import CudaClock, WallClock, summarize, time_cuda, time_wall
+from tlaot.tune.measuring.timing import CudaClock, WallClock, summarize, time_cuda, time_wall
 
 FLUSH, LAUNCH = 0.04, 0.007
 

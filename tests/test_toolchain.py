@@ -15,8 +15,8 @@ import pytest
 from tlaot.elf import cubin_architecture
 from tlaot.errors import BuildError
 from tlaot.target import parse_target
-from tlaot.tune.nvcc import compile_cuda
-from tlaot.tune.toolchain import CudaCompiler, find_cc, find_nvcc, find_toolchain, run_tool
+from tlaot.tune.compiling.nvcc import compile_cuda
+from tlaot.tune.compiling.toolchain import CudaCompiler, find_cc, find_nvcc, find_toolchain, run_tool
 
 SOURCE = """
 extern "C" __global__ void scale(float *a, int n) {

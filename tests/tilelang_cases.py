@@ -17,7 +17,7 @@ import tilelang.language as T  # noqa: N812
 import tlaot
 from sample_pkg import cuda as sample
 from tlaot.target import parse_target
-from tlaot.tune.bound import Bound, TensorLayout
+from tlaot.tune.children.bound import Bound, TensorLayout
 from tlaot.tune.frontends import Lowered, import_frontend
 
 

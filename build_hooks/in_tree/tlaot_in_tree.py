@@ -59,7 +59,7 @@ class _Distribution(setuptools.Distribution):
         if read_settings(CONFIG_SETTINGS.get(), os.environ).tune == "off" and not {"sdist", "editable_wheel"} & set(
             sys.argv
         ):
-            from tlaot.tune.spec_file import find_spec, read_spec
+            from tlaot.tune.specs.spec_file import find_spec, read_spec
 
             path = find_spec(_ROOT)
             if path is not None:

@@ -23,12 +23,12 @@ import pytest
 
 import tlaot
 from tlaot.autotuner import cache, decorator, session, tuner
-from tlaot.tune import compile as compiling
-from tlaot.tune import link, worker
-from tlaot.tune.child import Failed, one_line
-from tlaot.tune.link import _compile as compile_object
-from tlaot.tune.link import link_executable
-from tlaot.tune.quiet import CpuWatch
+from tlaot.tune.children.child import Failed, one_line
+from tlaot.tune.compiling import compile as compiling
+from tlaot.tune.compiling import link, worker
+from tlaot.tune.compiling.link import _compile as compile_object
+from tlaot.tune.compiling.link import link_executable
+from tlaot.tune.measuring.quiet import CpuWatch
 
 _HEADER = "tl_templates/cpp/common.h"
 
@@ -57,12 +57,12 @@ class Inline:
     lost = False
 
     def __init__(self, module: str, arguments: Sequence[str], *rest: Any) -> None:
-        if module == "tlaot.tune.worker":
-            from tlaot.tune.worker import Worker
+        if module == "tlaot.tune.compiling.worker":
+            from tlaot.tune.compiling.worker import Worker
 
             self._answer: Callable[..., Mapping[str, Any]] = Worker(arguments[0]).answer
         else:
-            from tlaot.tune.measurer import Measurer
+            from tlaot.tune.measuring.measurer import Measurer
 
             self._answer = Measurer(arguments[0]).answer
 
@@ -189,7 +189,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
     if "processes" not in request.fixturenames and request.node.get_closest_marker("gpu") is None:
         monkeypatch.setenv("TLAOT_AUTO_TUNING_CPU_COUNTS", "1")
         monkeypatch.setattr(
-            compiling.Workshop, "measurer", lambda self, device: Inline("tlaot.tune.measurer", [device])
+            compiling.Workshop, "measurer", lambda self, device: Inline("tlaot.tune.measuring.measurer", [device])
         )
         monkeypatch.setattr(CpuWatch, "foreign", lambda self: None)  # tests run beside others
         monkeypatch.setattr(CpuWatch, "since", lambda self: None)
@@ -198,7 +198,9 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.setattr(worker, "link_executable", _link_once)
         monkeypatch.setattr(link, "_compile", _compile_with_read_headers)
         monkeypatch.setattr(
-            compiling.Workshop, "worker", lambda self, frontend, target: Inline("tlaot.tune.worker", [frontend])
+            compiling.Workshop,
+            "worker",
+            lambda self, frontend, target: Inline("tlaot.tune.compiling.worker", [frontend]),
         )
     yield tmp_path
     cache._MEMORY.clear()

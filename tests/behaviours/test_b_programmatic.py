@@ -18,7 +18,7 @@ from noise import BUT_NOISE
 import tlaot
 from tlaot.autotuner.keys import identify
 from tlaot.errors import BuildError
-from tlaot.tune.timing import time_wall
+from tlaot.tune.measuring.timing import time_wall
 
 np = pytest.importorskip("numpy")
 

@@ -190,8 +190,8 @@ def test_032_a_seed_gives_the_same_inputs_and_indices_stay_in_range(lab: Any) ->
 def test_032_every_element_type_can_be_made() -> None:
     """Also those that fail in the original: float4, float64 with fractions, int8 with Uniform."""
     from tlaot.manifest import Param
-    from tlaot.tune.arrays import NumpyArrays, TorchArrays
-    from tlaot.tune.supply import Supply
+    from tlaot.tune.measuring.arrays import NumpyArrays, TorchArrays
+    from tlaot.tune.specs.supply import Supply
 
     arrays = NumpyArrays()
     double = arrays.supply(Param("A", "float64", (256,)), {}, 0, Supply())

@@ -37,8 +37,8 @@ def test_037_a_wrong_candidate_is_left_out(lab: Any, place: Path) -> None:
 
 def test_037_nan_is_right_only_where_the_reference_says_so() -> None:
     pytest.importorskip("numpy")
-    from tlaot.tune.arrays import NumpyArrays
-    from tlaot.tune.check import Tolerance, compare
+    from tlaot.tune.measuring.arrays import NumpyArrays
+    from tlaot.tune.measuring.check import Tolerance, compare
 
     nan, one = np.full(4, np.nan, "float32"), np.ones(4, "float32")
     tolerance = Tolerance(None, None, 0.01)
@@ -117,7 +117,7 @@ def test_040_kernels_that_return_nothing_are_compared_too(lab: Any) -> None:
 
 def test_041_the_reference_runs_once_and_on_the_cpu_too(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the original: once a candidate; and on the CPU every candidate fails with one."""
-    from tlaot.tune.timing import Timing, WallClock
+    from tlaot.tune.measuring.timing import Timing, WallClock
 
     def reference(a: Any) -> Any:
         kernels.CALLS.append("reference")
@@ -137,8 +137,8 @@ def test_041_the_reference_runs_once_and_on_the_cpu_too(lab: Any, monkeypatch: p
 
 def test_042_one_bad_element_is_a_wrong_kernel(lab: Any) -> None:
     """The original lets 40 of 4096 elements be off by 1e9."""
-    from tlaot.tune.arrays import NumpyArrays
-    from tlaot.tune.check import Tolerance, compare, default_tolerance
+    from tlaot.tune.measuring.arrays import NumpyArrays
+    from tlaot.tune.measuring.check import Tolerance, compare, default_tolerance
 
     wanted = np.ones(4096, "float32")
     for count, by, right in ((40, 1e9, False), (1, 1e9, False), (40, 5e-4, True), (41, 5e-4, False), (40, 5e-3, False)):

@@ -81,7 +81,7 @@ def test_049_equal_configs_and_equal_binaries_are_measured_once(
     def ignoring(N: int, label: str = "") -> Any:
         return scale(N)
 
-    from tlaot.tune import measurer
+    from tlaot.tune.measuring import measurer
 
     scale, checked = lab.scale, []
     check = measurer._check

@@ -17,7 +17,7 @@ from tlaot.autotuner.request import RunArgs
 from tlaot.errors import TuningError
 from tlaot.target import parse_target
 from tlaot.tune.machine import Gpu, Machine
-from tlaot.tune.timing import Timing, Visit, WallClock
+from tlaot.tune.measuring.timing import Timing, Visit, WallClock
 
 np = pytest.importorskip("numpy")
 
@@ -51,7 +51,7 @@ def _children() -> list[str]:
         except OSError:
             continue
     mine = {pid for pid, parent in parents.items() if parent == os.getpid() and "tlaot.tune" in commands.get(pid, "")}
-    assert mine and all("tlaot.tune.forking" in commands[pid] for pid in mine)
+    assert mine and all("tlaot.tune.children.forking" in commands[pid] for pid in mine)
     return [commands.get(pid, "") for pid, parent in parents.items() if parent in mine]
 
 

@@ -222,9 +222,9 @@ def test_070_processes_that_ask_for_the_same_wait_for_one_tuning(lab: Any, place
         import functools, tlaot
         from tlaot.autotuner import session, tuner
         from behaviours.conftest import Lab, Inline
-        from tlaot.tune import compile as compiling
-        compiling.Workshop.measurer = lambda self, device: Inline("tlaot.tune.measurer", [device])
-        compiling.Workshop.worker = lambda self, frontend, target: Inline("tlaot.tune.worker", [frontend])
+        from tlaot.tune.compiling import compile as compiling
+        compiling.Workshop.measurer = lambda self, device: Inline("tlaot.tune.measuring.measurer", [device])
+        compiling.Workshop.worker = lambda self, frontend, target: Inline("tlaot.tune.compiling.worker", [frontend])
         lab, tune = Lab(), session.tune
         def counting(*args):
             open("tuned", "a").write("x")

@@ -25,12 +25,12 @@ from native.programs import SET_DEVICE, build, host_program, lowered, scratch, t
 
 from tlaot.errors import BuildError  # noqa: E402
 from tlaot.target import parse_target  # noqa: E402
-from tlaot.tune import device_lock, quiet  # noqa: E402
-from tlaot.tune.child import Child, Failed  # noqa: E402
-from tlaot.tune.compile import Built  # noqa: E402
-from tlaot.tune.forkserver import ForkServer  # noqa: E402
+from tlaot.tune.children.child import Child, Failed  # noqa: E402
+from tlaot.tune.children.forkserver import ForkServer  # noqa: E402
+from tlaot.tune.compiling.compile import Built  # noqa: E402
 from tlaot.tune.frontends.lowered import DeviceKernel  # noqa: E402
-from tlaot.tune.measure import Measured, screen  # noqa: E402
+from tlaot.tune.measuring import device_lock, quiet  # noqa: E402
+from tlaot.tune.measuring.measure import Measured, screen  # noqa: E402
 
 CAPABILITY = torch.cuda.get_device_capability()
 ARCH = f"sm_{CAPABILITY[0]}{CAPABILITY[1]}" + ("a" if CAPABILITY[0] >= 9 else "")
@@ -106,7 +106,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fork
     folder = tmp_path_factory.mktemp("measure")
     (folder / "authors.py").write_text(AUTHORS)
     environ = {**os.environ, "MISBEHAVE": str(folder)}
-    server = ForkServer("tlaot.tune.measurer", ["cuda"], [str(folder), *filter(None, sys.path)], environ)
+    server = ForkServer("tlaot.tune.measuring.measurer", ["cuda"], [str(folder), *filter(None, sys.path)], environ)
     try:
         yield folder, server, cubin
     finally:
@@ -118,7 +118,7 @@ def scene(place: tuple[Path, ForkServer, bytes], tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(device_lock, "lock_folder", lambda: tmp_path)
     monkeypatch.setattr(quiet, "_waited", {})
     folder, server, cubin = place
-    child = Child("tlaot.tune.measurer", ["cuda:0"], [], tmp_path / "log", {}, server)
+    child = Child("tlaot.tune.measuring.measurer", ["cuda:0"], [], tmp_path / "log", {}, server)
     made = GpuScene(folder, child, len(list(folder.glob("built-*"))))
     made.cubin = cubin
     try:

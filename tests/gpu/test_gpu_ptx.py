@@ -28,10 +28,10 @@ from tlaot.errors import BuildError  # noqa: E402
 from tlaot.runtime import notes  # noqa: E402
 from tlaot.runtime.device import cuda_device, cuda_version  # noqa: E402
 from tlaot.target import Target, read_target  # noqa: E402
-from tlaot.tune.floors import find_floors  # noqa: E402
+from tlaot.tune.compiling.nvcc import compile_cuda  # noqa: E402
+from tlaot.tune.compiling.toolchain import CudaCompiler, find_nvcc  # noqa: E402
 from tlaot.tune.frontends.lowered import DeviceKernel  # noqa: E402
-from tlaot.tune.nvcc import compile_cuda  # noqa: E402
-from tlaot.tune.toolchain import CudaCompiler, find_nvcc  # noqa: E402
+from tlaot.tune.shipping.floors import find_floors  # noqa: E402
 
 HERE = Path(__file__).parents[1]
 AMPERE = read_target("cuda:compute_80")
@@ -230,9 +230,9 @@ def test_a_gemm_of_tilelang_as_ptx(tmp_path: Path) -> None:
     """Lowered for 8.0, compiled by this device's driver: as right as machine code is."""
     from test_ptx import compiled
 
-    from tlaot.tune.compile import Workshop
-    from tlaot.tune.forkserver import close_servers
-    from tlaot.tune.toolchain import find_toolchain
+    from tlaot.tune.children.forkserver import close_servers
+    from tlaot.tune.compiling.compile import Workshop
+    from tlaot.tune.compiling.toolchain import find_toolchain
 
     try:
         toolchain = find_toolchain(os.environ, cuda=True)

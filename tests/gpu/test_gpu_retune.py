@@ -22,7 +22,7 @@ from tvm_cases import compile_case  # noqa: E402
 
 import tlaot  # noqa: E402
 from tlaot.cli import main  # noqa: E402
-from tlaot.tune.package import read_packed, write_folders  # noqa: E402
+from tlaot.tune.shipping.package import read_packed, write_folders  # noqa: E402
 
 
 def _has_tvm() -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 
 from tlaot.manifest import Param
 from tlaot.target import Target, parse_target
+from tlaot.tune.compiling.link import NATIVE, link_executable
+from tlaot.tune.compiling.toolchain import Toolchain, find_cc
 from tlaot.tune.frontends.lowered import DeviceKernel, Lowered
-from tlaot.tune.link import NATIVE, link_executable
-from tlaot.tune.toolchain import Toolchain, find_cc
 
 HERE = Path(__file__).parent
 LLVM = parse_target("llvm:x86-64")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..atomic import write_atomically
 from ..errors import PackageError
 from ..manifest import (
     MANIFEST_NAME,
@@ -232,16 +233,5 @@ def _dump_record(rows: Mapping[str, tuple[str, str]]) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file by way of a temporary sibling; its mode stays."""
-    mode = stat.S_IMODE(path.stat().st_mode)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    """Another content for a file that is there; its mode stays."""
+    write_atomically(path, data, stat.S_IMODE(path.stat().st_mode))

@@ -2,7 +2,7 @@
 
     <root>/tlaot-<version>/<first two digits of key>/<key>/    a result's folder (README, "What ships")
     <root>/tlaot-<version>/locks/<key>.lock                    there while someone tunes that key
-    <root>/tlaot-<version>/candidates/<kernel>-<digits>/       binaries and times of single candidates (tune/store.py)
+    <root>/tlaot-<version>/candidates/<kernel>-<digits>/       binaries and times of single candidates (tune/searching/store.py)
     <root>/tlaot-<version>/staging/                            folders in the making
 
 A key is the digest of all that can change the result (identity.py). A cache that cannot be written, locked or read costs a

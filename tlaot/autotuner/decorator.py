@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..tune.bound import TensorLayout
+from ..tune.children.bound import TensorLayout
 from .args import CompileArgs, ProfileArgs, TensorSupplyType
 from .identity import UnidentifiedError, fingerprint
 from .inputs import captured

@@ -1,6 +1,6 @@
 """``set_autotune_inputs``: the tensors that candidates are checked and timed with, given by the caller.
 
-They travel to the measuring child as :mod:`tlaot.tune.transport` says.
+They travel to the measuring child as :mod:`tlaot.tune.measuring.transport` says.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..tune.supply import validate_supply
-from ..tune.transport import carried, read_tensors, write_tensors
+from ..tune.measuring.transport import carried, read_tensors, write_tensors
+from ..tune.specs.supply import validate_supply
 
 __all__ = [
     "captured",

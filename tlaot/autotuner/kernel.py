@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..atomic import write_atomically
 from ..errors import DispatchError, LoadError, PackageError
 from ..manifest import FileDigest, Param, Variant
 from ..runtime.call import Described
 from ..runtime.load import EXECUTABLE, Kernel
 from ..target import Target, read_target
-from ..tune.files import write_atomically
-from ..tune.package import Packed, write_packed
-from ..tune.supply import Supply
+from ..tune.shipping.package import Packed, write_packed
+from ..tune.specs.supply import Supply
 from .args import TensorSupplyType
 from .profiler import Profiler
 

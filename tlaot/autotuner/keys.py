@@ -7,8 +7,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from ..tune.plan import Candidate
-from ..tune.store import Keys
+from ..tune.searching.store import Keys
+from ..tune.specs.plan import Candidate
 from .args import ProfileArgs
 from .identity import UnidentifiedError, fingerprint
 from .request import Request

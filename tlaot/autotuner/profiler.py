@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CallError
 from ..runtime.call import describe, make_caller
-from ..tune.arrays import Arrays, NumpyArrays, Supply, TorchArrays
-from ..tune.check import Tolerance, compare, pick_outputs
-from ..tune.timing import time_cuda, time_wall
+from ..tune.measuring.arrays import Arrays, NumpyArrays, Supply, TorchArrays
+from ..tune.measuring.check import Tolerance, compare, pick_outputs
+from ..tune.measuring.timing import time_cuda, time_wall
 
 if TYPE_CHECKING:
     from .kernel import TunedKernel

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import BuildError
 from ..tune.frontends.tilelang_source import constants_of
-from ..tune.spec import SEARCHES
+from ..tune.specs.spec import SEARCHES
 from .args import CompileArgs, ProfileArgs
 
 __all__ = [

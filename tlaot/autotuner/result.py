@@ -20,8 +20,8 @@ from typing import Any
 from ..errors import LoadError, PackageError
 from ..manifest import VARIANT_NAME, Variant
 from ..target import Target, parse_target, read_target
-from ..tune.compile import EXECUTABLE
-from ..tune.package import (
+from ..tune.compiling.compile import EXECUTABLE
+from ..tune.shipping.package import (
     Packed,
     Winner,
     find_executable,

@@ -18,26 +18,26 @@ from typing import Any
 
 from ..errors import BuildError, SpecError
 from ..target import Target, parse_target
-from ..tune.bound import Bound
-from ..tune.child import Child, Failed
-from ..tune.compile import Built, CompilePool, Workshop, compile_candidates
+from ..tune.children.bound import Bound
+from ..tune.children.child import Child, Failed
+from ..tune.children.parcel import write_parcel
+from ..tune.compiling.compile import Built, CompilePool, Workshop, compile_candidates
+from ..tune.compiling.toolchain import Toolchain, find_toolchain
 from ..tune.frontends import FRONTENDS
-from ..tune.journal import Journal
-from ..tune.lock import doubts_of, latencies
+from ..tune.locks.lock import doubts_of, latencies
 from ..tune.machine import Machine, inspect_machine
-from ..tune.measure import Measured
-from ..tune.package import Winner
-from ..tune.parcel import write_parcel
-from ..tune.plan import Candidate, Workload, counted
-from ..tune.schedule import Outcome, Stand, Tuned, tune_workloads
-from ..tune.search import make_search
-from ..tune.select import default_timing, select_winner
-from ..tune.spec import Budget, KernelSpec, Profile
-from ..tune.store import Keys, Store
-from ..tune.supply import supply_from_json, validate_supply
-from ..tune.timing import CPU_CLOCKS, CUDA_CLOCKS
-from ..tune.toolchain import Toolchain, find_toolchain
-from ..tune.transport import write_tensors
+from ..tune.measuring.measure import Measured
+from ..tune.measuring.timing import CPU_CLOCKS, CUDA_CLOCKS
+from ..tune.measuring.transport import write_tensors
+from ..tune.searching.schedule import Outcome, Stand, Tuned, tune_workloads
+from ..tune.searching.search import make_search
+from ..tune.searching.select import default_timing, select_winner
+from ..tune.searching.store import Keys, Store
+from ..tune.shipping.package import Winner
+from ..tune.specs.plan import Candidate, Workload, counted
+from ..tune.specs.spec import Budget, KernelSpec, Profile
+from ..tune.specs.supply import supply_from_json, validate_supply
+from ..tune.telling.journal import Journal
 from .args import ProfileArgs
 from .request import Request, check_search
 from .settings import log_path, read_default_target, read_execution_backend, read_settings, resolve_num_workers

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..tune.child import Failed
+from ..tune.children.child import Failed
 from .args import CompileArgs, ProfileArgs, TensorSupplyType
 from .cache import TuningCache
 from .inputs import captured

@@ -125,7 +125,7 @@ def _audit_together(package: str) -> Iterator[Audited]:
 def _read_lock(path: Path) -> Mapping[Promise, Mapping[str, Any]]:
     """The config that ships of each entry of a lock."""
     # Imported here: the lock belongs to the build side, which no other check needs.
-    from ..tune.lock_file import read_lock
+    from ..tune.locks.lock_file import read_lock
 
     if not path.is_file():
         raise PackageError(str(path), "there is no such file", "Name a tltune.lock.")

@@ -14,7 +14,7 @@ from .spelling import columns, counted, spell_items, spell_table
 from .tune import add_spec_options, locate_spec, read_shape
 
 if TYPE_CHECKING:
-    from ..tune.lock import Entry, Lock
+    from ..tune.locks.lock import Entry, Lock
 
 __all__ = ["add"]
 
@@ -112,7 +112,7 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from ..tune.lock_entry import entry_to_json
+    from ..tune.locks.lock_entry import entry_to_json
 
     lock = _read(options.lock)
     entries = _selected(lock, options)
@@ -149,8 +149,8 @@ def _row(entry: Entry, edited: bool) -> tuple[str, ...]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from ..tune.lock_file import read_lock
-    from ..tune.spec_file import read_spec
+    from ..tune.locks.lock_file import read_lock
+    from ..tune.specs.spec_file import read_spec
     from ..tune.survey import survey
 
     path, source_root = locate_spec(options)
@@ -169,8 +169,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _merge(options: argparse.Namespace) -> int:
-    from ..tune.lock_file import parse_sides, read_lock, read_text, replace_lock
-    from ..tune.merge import draft_merge, merge_locks
+    from ..tune.locks.lock_file import parse_sides, read_lock, read_text, replace_lock
+    from ..tune.locks.merge import draft_merge, merge_locks
 
     for path in options.locks:
         if not path.is_file():
@@ -203,7 +203,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 def _fits(options: argparse.Namespace) -> Callable[[Entry], bool] | None:
     """Whether an entry fits the spec, where there is one."""
-    from ..tune.spec_file import read_spec
+    from ..tune.specs.spec_file import read_spec
     from ..tune.survey import fits_present
 
     try:
@@ -217,7 +217,7 @@ def _fits(options: argparse.Namespace) -> Callable[[Entry], bool] | None:
 
 
 def _remove(options: argparse.Namespace) -> int:
-    from ..tune.lock_file import update_lock
+    from ..tune.locks.lock_file import update_lock
 
     if not (options.kernel or options.target or options.shape):
         raise SpecError("tlaot lock remove", "names nothing", "Say what with --kernel, --target or --shape.")
@@ -242,7 +242,7 @@ def _selected(lock: Lock, options: argparse.Namespace) -> list[Entry]:
 
 
 def _read(path: Path) -> Lock:
-    from ..tune.lock_file import read_lock
+    from ..tune.locks.lock_file import read_lock
 
     if not path.is_file():
         raise SpecError(str(path), "there is no such lock", "tlaot tune writes it; or name one.")

@@ -18,7 +18,7 @@ from ..spelling import spell_items, spell_table
 if TYPE_CHECKING:
     from ..runtime.dispatch import Place
     from ..runtime.load import Kernels
-    from ..tune.retune import Contest, Options, Outcome, Skipped
+    from ..tune.retuning.retune import Contest, Options, Outcome, Skipped
 
 __all__ = ["add"]
 
@@ -99,7 +99,7 @@ def _device(text: str) -> tuple[int, int]:
 def _retune(options: argparse.Namespace) -> int:
     from ..runtime.load import Kernels
     from ..runtime.places import find_homes, overlay_path
-    from ..tune.retune import Options
+    from ..tune.retuning.retune import Options
 
     asked = Options(options.kernel, tuple(options.shape), options.inputs, options.seconds, options.busy)
     path = options.output or overlay_path(options.package)
@@ -128,7 +128,7 @@ def _retune(options: argparse.Namespace) -> int:
 def _devices(kernels: Kernels, asked: tuple[int, int] | None) -> list[tuple[int, int]]:
     """Devices to time on; where the user names none, those of the packaged kernels that are here."""
     from ..runtime.device import cuda_device
-    from ..tune.retune import devices_of
+    from ..tune.retuning.retune import devices_of
 
     devices = []
     for device in [asked] if asked else devices_of(kernels):
@@ -148,7 +148,7 @@ def _devices(kernels: Kernels, asked: tuple[int, int] | None) -> list[tuple[int,
 
 
 def _run(kernels: Kernels, device: tuple[int, int], asked: Options) -> tuple[list[Outcome], list[Skipped]]:
-    from ..tune.retune import Contest, Skipped, measuring_child, plan_contests, run_contest
+    from ..tune.retuning.retune import Contest, Skipped, measuring_child, plan_contests, run_contest
 
     plans = plan_contests(kernels, device, asked)
     contests = [plan for plan in plans if isinstance(plan, Contest)]
@@ -168,14 +168,14 @@ def _run(kernels: Kernels, device: tuple[int, int], asked: Options) -> tuple[lis
 
 def _write(path: Path, package: str, homes: Sequence[Any], outcomes: Sequence[Outcome]) -> None:
     from ..runtime.overlay import digest_homes, name_device
-    from ..tune.overlay_file import write_overlay
+    from ..tune.retuning.overlay_file import write_overlay
 
     place: Place = outcomes[0].contest.place
     write_overlay(path, package, name_device(place), digest_homes(homes), outcomes, _say)
 
 
 def _table(outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> str:
-    from ..tune.timing import Timing
+    from ..tune.measuring.timing import Timing
 
     rows = []
     for outcome in outcomes:
@@ -218,7 +218,7 @@ def _rows(outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> list[dict[
 
 def _failed(outcome: Outcome) -> bool:
     """Whether the variant that calls run by themselves cannot be run here."""
-    from ..tune.child import Failed
+    from ..tune.children.child import Failed
 
     return isinstance(outcome.times[0], Failed)
 

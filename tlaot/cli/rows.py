@@ -17,7 +17,7 @@ from ..runtime.dispatch import describe_params
 from ..spelling import spell_items
 
 if TYPE_CHECKING:
-    from ..tune.lock import Entry
+    from ..tune.locks.lock import Entry
 
 __all__ = ["Listing", "Row", "add_filters", "choose_rows", "label_of", "list_what"]
 
@@ -221,7 +221,7 @@ def _deflated(found: Found) -> int:
 
 def _list_lock(path: Path) -> Listing:
     # Imported here: the lock belongs to the build side, which nothing that looks into packages needs.
-    from ..tune.lock_file import read_lock
+    from ..tune.locks.lock_file import read_lock
 
     if not path.is_file():
         raise PackageError(str(path), "there is no such file", "Name a tltune.lock, a wheel or a package.")

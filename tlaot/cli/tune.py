@@ -79,7 +79,7 @@ def locate_spec(options: argparse.Namespace) -> tuple[Path, Path]:
         SpecError: There is no spec.
     """
     from ..tune.place import find_source_root
-    from ..tune.spec_file import find_spec, read_spec
+    from ..tune.specs.spec_file import find_spec, read_spec
 
     path: Path | None = options.spec or find_spec(Path.cwd())
     if path is None:

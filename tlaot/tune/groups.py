@@ -9,15 +9,15 @@ from typing import Any
 from .. import __version__
 from ..errors import BuildError, SpecError
 from ..target import Target, parse_target
-from .child import Failed
-from .compile import expand_kernel
-from .fit import spec_fields
+from .children.child import Failed
+from .compiling.compile import expand_kernel
+from .compiling.toolchain import find_toolchain
 from .frontends import FRONTENDS
-from .plan import Workload
+from .locks.fit import spec_fields
+from .locks.sources import Known, digest_modules, modules_of
 from .site import Site, equip
-from .sources import Known, digest_modules, modules_of
-from .spec import KernelSpec, Spec
-from .toolchain import find_toolchain
+from .specs.plan import Workload
+from .specs.spec import KernelSpec, Spec
 
 __all__ = [
     "Group",

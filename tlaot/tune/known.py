@@ -8,12 +8,12 @@ from typing import NoReturn
 
 from ..errors import BuildError
 from ..target import Target
-from .fit import why_stale
 from .groups import Group, Work, is_optional, lacking_device, say_skipped
-from .lock import LOCK_NAME, Entry, Key, key_of
-from .plan import Workload, counted
-from .record import load_record, record_key
+from .locks.fit import why_stale
+from .locks.lock import LOCK_NAME, Entry, Key, key_of
+from .locks.record import load_record, record_key
 from .site import Site
+from .specs.plan import Workload, counted
 
 __all__ = [
     "NO_ENTRY",

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..runtime.device import cpu_name
 from ..target import Target
-from .nvml import driver_version
+from .measuring.nvml import driver_version
 
 __all__ = ["Gpu", "Machine", "find_distributions", "inspect_machine"]
 

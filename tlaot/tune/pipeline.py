@@ -15,21 +15,21 @@ from typing import Any
 from .. import __version__
 from ..audit.build import audit_built_folder
 from ..errors import BuildError, SpecError, did_you_mean
-from .compile import CompilePool
+from .compiling.compile import CompilePool
 from .groups import Work, all_groups, choose_groups, lacking_device, plan_group, refuse_nothing
 from .known import Known, drop_hopeless, is_locked, keep_buildable, recall, stand_in_key
-from .lock import Entry, Key, Lock, key_of_workload
-from .lock_file import update_lock
-from .package import Winner, write_package
-from .plan import Candidate, canonical, counted
+from .locks.lock import Entry, Key, Lock, key_of_workload
+from .locks.lock_file import update_lock
+from .locks.record import candidate_keys
 from .rebuild import choose_what_ships, derive_entry, pack, rebuild, rebuild_stand_ins, refuse_other_code
-from .record import candidate_keys
+from .searching.store import Keys, Store
 from .settle import settle_group
+from .shipping.package import Winner, write_package
+from .shipping.weigh import check_budget
 from .site import Settings, Site, equip, open_site, warm_up
-from .spec import Spec
-from .spec_file import read_spec
-from .store import Keys, Store
-from .weigh import check_budget
+from .specs.plan import Candidate, canonical, counted
+from .specs.spec import Spec
+from .specs.spec_file import read_spec
 
 __all__ = ["Selection", "Settings", "build_package", "tune_project"]
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import BuildError, TuningError
-from .child import Failed
-from .compile import Built, CompilePool
-from .fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
+from .children.child import Failed
+from .compiling.compile import Built, CompilePool
 from .groups import Work
-from .lock import LOCK_NAME, Entry, doubts_of, key_of_workload, latency_of
-from .package import Winner
-from .plan import Candidate, Workload, canonical
-from .select import choose_fewest
+from .locks.fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
+from .locks.lock import LOCK_NAME, Entry, doubts_of, key_of_workload, latency_of
+from .searching.select import choose_fewest
+from .searching.store import Store, is_passing
+from .shipping.package import Winner
 from .site import Site
-from .store import Store, is_passing
+from .specs.plan import Candidate, Workload, canonical
 
 __all__ = [
     "choose_what_ships",

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 
 from ..errors import TuningError
 from ..target import Target
-from .child import Child, Failed
-from .compile import CompilePool
+from .children.child import Child, Failed
+from .compiling.compile import CompilePool
 from .groups import Group, Work, lacking_device
 from .known import NO_ENTRY, Known, recall_record, record_key_of, refuse
-from .lock import LOCK_NAME, Entry, doubts_of
-from .measure import Measured
-from .plan import Candidate, Workload, counted
+from .locks.lock import LOCK_NAME, Entry, doubts_of
+from .locks.record import Circumstances, make_entry, save_record
+from .measuring.measure import Measured
 from .rebuild import other_code, rebuild, say_tools
-from .record import Circumstances, make_entry, save_record
-from .schedule import Stand, Tuned, tune_workloads
-from .search import Search, Skipped, make_search
-from .select import default_timing, select_winner
+from .searching.schedule import Stand, Tuned, tune_workloads
+from .searching.search import Search, Skipped, make_search
+from .searching.select import default_timing, select_winner
+from .searching.store import Store
 from .site import Site
-from .store import Store
+from .specs.plan import Candidate, Workload, counted
 
 __all__ = ["settle_group"]
 

@@ -15,16 +15,16 @@ from typing import Protocol
 from .. import __version__
 from ..errors import SpecError
 from ..target import Target
-from .compile import Workshop, warm
-from .journal import Journal
-from .lock import LOCK_NAME, Lock
-from .lock_file import read_lock
+from .compiling.compile import Workshop, warm
+from .compiling.toolchain import find_toolchain
+from .locks.lock import LOCK_NAME, Lock
+from .locks.lock_file import read_lock
+from .locks.record import digest_sources
+from .locks.sources import modules_of
 from .machine import Machine, inspect_machine
 from .place import hold_project, work_folder
-from .record import digest_sources
-from .sources import modules_of
-from .spec import Spec
-from .toolchain import find_toolchain
+from .specs.spec import Spec
+from .telling.journal import Journal
 
 __all__ = ["Settings", "Site", "equip", "open_site", "warm_up"]
 

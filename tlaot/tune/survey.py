@@ -14,17 +14,17 @@ from typing import Any
 
 from ..errors import SpecError
 from ..target import Target
-from .child import Failed
-from .compile import Workshop, expand_kernel
-from .fit import spec_fields, why_stale
+from .children.child import Failed
+from .compiling.compile import Workshop, expand_kernel
+from .compiling.toolchain import HostCompiler, Toolchain
 from .frontends import FRONTENDS
 from .groups import Group, all_groups
-from .lock import Entry, Key, Lock, key_of
+from .locks.fit import spec_fields, why_stale
+from .locks.lock import Entry, Key, Lock, key_of
+from .locks.sources import Known, digest_modules, modules_of
 from .machine import find_distributions
-from .plan import Workload, canonical
-from .sources import Known, digest_modules, modules_of
-from .spec import KernelSpec, Spec
-from .toolchain import HostCompiler, Toolchain
+from .specs.plan import Workload, canonical
+from .specs.spec import KernelSpec, Spec
 
 __all__ = ["Finding", "fits_present", "survey"]
 

@@ -1,0 +1,1 @@
+"""Child processes: forked in milliseconds, given objects and functions of any module, ended with all that they started."""

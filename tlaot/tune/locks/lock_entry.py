@@ -1,0 +1,241 @@
+"""An entry of the lock as JSON, and back, with every field looked at: a lock is edited, merged and sent around."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...errors import SpecError, did_you_mean
+from ...target import read_target
+from ..measuring.timing import Timing
+from .lock import Entry, Tried
+
+__all__ = ["ENTRY_FIELDS", "entry_from_json", "entry_to_json", "round_timing"]
+
+# In the order of the file. What an entry is of comes first, so that the lines around a difference say where it is.
+ENTRY_FIELDS = (
+    "kernel", "target", "shape", "tuned_as", "spec", "sources", "device", "tools", "checked", "trusted", "notes",
+    "reference", "winner", "ships", "code", "candidates", "digest",
+)  # fmt: skip
+_NEEDED = ("kernel", "target", "shape", "spec", "sources", "tools", "ships", "code", "digest")
+_TUNED = ("device", "checked", "trusted", "notes", "reference", "winner", "candidates")
+_TIMING = ("latency", "spread", "samples", "backend", "low")
+
+_REMEDY = "Take the file back from version control, or remove it and run: tlaot tune."
+
+
+def entry_to_json(entry: Entry) -> dict[str, Any]:
+    """The entry's fields, without the digest."""
+    body: dict[str, Any] = {
+        "kernel": entry.kernel,
+        "target": entry.target,
+        "shape": dict(entry.shape),
+        "spec": dict(entry.spec),
+        "sources": dict(entry.sources),
+        "tools": dict(entry.tools),
+        "ships": dict(entry.ships),
+        "code": dict(entry.code),
+    }
+    if entry.tuned_as is not None:
+        return {**body, "tuned_as": entry.tuned_as}
+    return {
+        **body,
+        "device": dict(entry.device),
+        "checked": entry.checked,
+        "trusted": entry.trusted,
+        "notes": list(entry.notes),
+        "reference": None if entry.reference is None else _timing_to_json(entry.reference),
+        "winner": dict(entry.winner),
+        "candidates": [_tried_to_json(tried) for tried in entry.candidates],
+    }
+
+
+def entry_from_json(body: Any, where: str) -> Entry:
+    """Read an entry; its digest is not compared.
+
+    Raises:
+        SpecError: A field is missing, unknown or malformed, or the winner is none of the candidates.
+    """
+    if not isinstance(body, dict):
+        raise SpecError(where, f"an entry is not a table, got {_short(body)}", _REMEDY)
+    read = _Fields(body, where)
+    where = read.where = f"{where} {_title(body)}"
+    read.refuse_unknown(ENTRY_FIELDS)
+    needed = _NEEDED if "tuned_as" in body else (*_NEEDED, *_TUNED)
+    read.require(needed)
+    if "tuned_as" in body:
+        read.refuse_unknown((*_NEEDED, "tuned_as"))
+    entry = Entry(
+        kernel=read.text("kernel"),
+        target=str(read_target(read.text("target"), f"{where} target")),
+        shape=read.table("shape"),
+        spec=read.table("spec"),
+        sources=read.texts("sources"),
+        tools=read.texts("tools"),
+        ships=read.table("ships"),
+        code=read.texts("code"),
+    )
+    if "tuned_as" in body:
+        stand_in = str(read_target(read.text("tuned_as"), f"{where} tuned_as"))
+        return _with(entry, tuned_as=stand_in)
+    return _check(_with(entry, **_tuned_fields(read)), where)
+
+
+def round_timing(timing: Timing) -> Timing:
+    """A time with the digits that mean something, so that a lock's lines are short."""
+    low = None if timing.low is None else _round(timing.low)
+    return Timing(_round(timing.latency), round(timing.spread, 4), timing.samples, timing.backend, low)
+
+
+def _tuned_fields(read: _Fields) -> dict[str, Any]:
+    reference = read.body["reference"]
+    return {
+        "device": read.table("device"),
+        "checked": read.flag("checked"),
+        "trusted": read.flag("trusted"),
+        "notes": tuple(read.list_of("notes", lambda item, at: _typed(item, str, "a string", at))),
+        "reference": None if reference is None else _timing(reference, f"{read.where} reference"),
+        "winner": read.table("winner"),
+        "candidates": tuple(read.list_of("candidates", _tried)),
+    }
+
+
+def _check(entry: Entry, where: str) -> Entry:
+    seen: set[str] = set()
+    for tried in entry.candidates:
+        key = repr(sorted(tried.config.items(), key=lambda item: item[0]))
+        if key in seen:
+            raise SpecError(where, f"the config {dict(tried.config)} is listed twice", _REMEDY)
+        seen.add(key)
+    for name, config in (("winner", entry.winner), ("ships", entry.ships)):
+        chosen = entry.tried(config)
+        if chosen is None or chosen.timing is None:
+            what = "is none of the candidates" if chosen is None else "has no time"
+            raise SpecError(f"{where} {name}", f"{dict(config)} {what}", _REMEDY)
+    return entry
+
+
+def _with(entry: Entry, **fields: Any) -> Entry:
+    from dataclasses import replace
+
+    return replace(entry, **fields)
+
+
+def _tried_to_json(tried: Tried) -> dict[str, Any]:
+    body: dict[str, Any] = {"config": dict(tried.config)}
+    if tried.binary:
+        body["binary"] = tried.binary
+    if tried.timing is not None:
+        body.update(_timing_to_json(tried.timing))
+    elif tried.failed is not None:
+        body["failed"] = dict(zip(("stage", "reason"), tried.failed, strict=True))
+    else:
+        body["skipped"] = tried.skipped or ""
+    return body
+
+
+def _timing_to_json(timing: Timing) -> dict[str, Any]:
+    body = {name: getattr(timing, name) for name in _TIMING}
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _tried(body: Any, where: str) -> Tried:
+    if not isinstance(body, dict):
+        raise SpecError(where, f"is not a table, got {_short(body)}", _REMEDY)
+    read = _Fields(body, where)
+    read.require(("config",))
+    config = read.table("config")
+    binary = read.text("binary") if "binary" in body else ""
+    rest = {name: value for name, value in body.items() if name not in ("config", "binary")}
+    if "failed" in rest:
+        failed = _Fields(read.table("failed"), f"{where} failed")
+        failed.refuse_unknown(("stage", "reason"))
+        failed.require(("stage", "reason"))
+        read.refuse_unknown(("config", "binary", "failed"))
+        return Tried(config, failed=(failed.text("stage"), failed.text("reason")), binary=binary)
+    if "skipped" in rest:
+        read.refuse_unknown(("config", "binary", "skipped"))
+        return Tried(config, skipped=read.text("skipped"), binary=binary)
+    return Tried(config, timing=_timing(rest, where), binary=binary)
+
+
+def _timing(body: Any, where: str) -> Timing:
+    if not isinstance(body, dict):
+        raise SpecError(where, f"is not a table, got {_short(body)}", _REMEDY)
+    read = _Fields(body, where)
+    read.refuse_unknown(_TIMING)
+    read.require(_TIMING[:-1])
+    samples = body["samples"]
+    if type(samples) is not int or samples < 1:
+        raise SpecError(f"{where} samples", f"is not a whole number above zero, got {_short(samples)}", _REMEDY)
+    low = read.number("low") if "low" in body else None
+    latency = read.number("latency")
+    if latency == 0:
+        raise SpecError(f"{where} latency", "is not a time above zero, got 0", _REMEDY)
+    return Timing(latency, read.number("spread"), samples, read.text("backend"), low)
+
+
+class _Fields:
+    """The fields of one JSON object, read with a message that says where."""
+
+    def __init__(self, body: Mapping[str, Any], where: str) -> None:
+        self.body = body
+        self.where = where
+
+    def refuse_unknown(self, known: Sequence[str]) -> None:
+        for name in self.body:
+            if name not in known:
+                hint = did_you_mean(name, known)
+                raise SpecError(self.where, f"has an unknown field {name!r}{hint}", f"Known: {', '.join(known)}.")
+
+    def require(self, names: Sequence[str]) -> None:
+        missing = [name for name in names if name not in self.body]
+        if missing:
+            raise SpecError(self.where, f"lacks {', '.join(missing)}", _REMEDY)
+
+    def text(self, name: str) -> str:
+        return str(_typed(self.body[name], str, "a string", f"{self.where} {name}"))
+
+    def flag(self, name: str) -> bool:
+        return bool(_typed(self.body[name], bool, "true or false", f"{self.where} {name}"))
+
+    def table(self, name: str) -> dict[str, Any]:
+        return dict(_typed(self.body[name], dict, "a table", f"{self.where} {name}"))
+
+    def texts(self, name: str) -> dict[str, str]:
+        table = self.table(name)
+        for key, value in table.items():
+            _typed(value, str, "a string", f"{self.where} {name} {key}")
+        return table
+
+    def number(self, name: str) -> float:
+        value = self.body[name]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 <= value < math.inf):
+            raise SpecError(f"{self.where} {name}", f"is not a number of zero or more, got {_short(value)}", _REMEDY)
+        return float(value)
+
+    def list_of(self, name: str, item: Callable[[Any, str], Any]) -> list[Any]:
+        items = _typed(self.body[name], list, "a list", f"{self.where} {name}")
+        return [item(value, f"{self.where} {name} #{index}") for index, value in enumerate(items)]
+
+
+def _typed(value: Any, kind: type, name: str, where: str) -> Any:
+    if not isinstance(value, kind):
+        raise SpecError(where, f"is not {name}, got {_short(value)}", _REMEDY)
+    return value
+
+
+def _title(body: Mapping[str, Any]) -> str:
+    shape = body.get("shape")
+    items = shape.items() if isinstance(shape, dict) else ()
+    return f"{body.get('kernel')} [{body.get('target')}] ({', '.join(f'{key}={value!r}' for key, value in items)})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -1,0 +1,1 @@
+"""What goes into the package: its folders and manifest, its weight, the oldest systems that it runs on."""
