@@ -372,6 +372,7 @@ def test_other_tools_are_told_from_each_other() -> None:
     assert not same_device_tools(old, {**old, "cc": "gcc 13"}), "nvcc reads the headers of its host compiler"
     nvrtc = {**old, "nvrtc": "13.0"}
     assert same_device_tools(nvrtc, {**nvrtc, "cc": "gcc 13"}) and not same_device_tools(nvrtc, old)
+    assert not same_device_tools({**nvrtc, "nvrtc": "13.0.48"}, {**nvrtc, "nvrtc": "13.0.88"})
 
 
 TEXT = '''

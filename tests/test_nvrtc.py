@@ -135,6 +135,17 @@ def test_the_library_is_of_nvccs_release_and_no_other(tmp_path: Path) -> None:
     assert nvrtc.find_library("13.1", root, [site]) == own
 
 
+def test_the_build_is_read_from_the_library(tmp_path: Path) -> None:
+    library = tmp_path / "libnvrtc.so.13"
+    for content, found in (
+        (b"\x7fELF V13.0 V12.9.1 V13.0.x", "13.0"),
+        (b"\x7fELF V13.0.88\0 V13.0.99", "13.0.88"),
+        (b"\x7fELF V13.0.7", "13.0.7"),
+    ):
+        library.write_bytes(content)
+        assert nvrtc.read_build(library, "13.0") == found
+
+
 def test_the_setting_is_0_or_1(nvcc: CudaCompiler) -> None:
     assert (nvcc.nvrtc, nvcc.ptxas, nvcc.include) == ("", "", ())
     with pytest.raises(SpecError, match="TLAOT_NVRTC: expected 0 or 1, got 'yes'"):

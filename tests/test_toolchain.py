@@ -60,7 +60,9 @@ def test_nvcc_is_looked_for_in_three_places(tmp_path: Path) -> None:
     say = "echo 'Cuda compilation tools, release 99.1, V99.1.0'"
     nvcc = script(tmp_path / "cuda" / "bin" / "nvcc", say)
     for environ in ({"CUDA_HOME": str(tmp_path / "cuda")}, {"CUDA_PATH": str(tmp_path / "cuda")}):
-        assert find_nvcc({**environ, "PATH": "/usr/bin:/bin"}, tmp_path) == CudaCompiler(str(nvcc), (), "99.1")
+        assert find_nvcc({**environ, "PATH": "/usr/bin:/bin"}, tmp_path) == CudaCompiler(
+            str(nvcc), (), "99.1", build="99.1.0"
+        )
     assert find_nvcc({"PATH": f"{nvcc.parent}:/usr/bin"}, tmp_path).nvcc == str(nvcc)
     wheel = script(tmp_path / "site" / "nvidia" / "cu13" / "bin" / "nvcc", say)
     (wheel.parents[1] / "include" / "cccl").mkdir(parents=True)

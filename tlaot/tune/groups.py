@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from .. import __version__
@@ -11,6 +12,7 @@ from ..errors import BuildError, SpecError
 from ..target import Target, parse_target
 from .children.child import Failed
 from .compiling.compile import expand_kernel
+from .compiling.nvrtc import read_build
 from .compiling.toolchain import find_toolchain
 from .frontends import FRONTENDS
 from .locks.fit import spec_fields
@@ -215,7 +217,8 @@ def _tools(group: Group, site: Site) -> dict[str, str]:
         "cc": site.workshop.toolchain.host.version,
     }
     if group.target.is_cuda and cuda is not None:
-        tools["cuda"] = cuda.version
+        # Compilers of one release whose builds differ may give other device code.
+        tools["cuda"] = cuda.build or cuda.version
         if cuda.nvrtc:
-            tools["nvrtc"] = cuda.version
+            tools["nvrtc"] = read_build(Path(cuda.nvrtc), cuda.version)
     return tools

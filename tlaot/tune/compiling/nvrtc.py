@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import os
 import re
 import tempfile
@@ -27,6 +28,7 @@ __all__ = [
     "find_library",
     "precompile_ahead",
     "preload",
+    "read_build",
     "split_flags",
 ]
 
@@ -125,6 +127,21 @@ def find_library(version: str, root: Path, packages: Sequence[Path]) -> Path | N
         if library.is_file() and (folder / f"libnvrtc-builtins.so.{version}").is_file():
             return library
     return None
+
+
+def read_build(library: Path, release: str) -> str:
+    """A libnvrtc's own version, ``"13.0.88"``, which it tells nobody but writes into PTX; the release where it has none.
+
+    Args:
+        library: The file, which is searched and not loaded.
+        release: Its release, ``"13.0"``.
+    """
+    start = f"V{release}.".encode()
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        place = data.find(start)
+        after = place + len(start)
+        digits = re.match(rb"\d*", data[after : after + 8]) if place >= 0 else None
+    return f"{release}.{digits[0].decode()}" if digits and digits[0] else release
 
 
 class _Library:

@@ -62,6 +62,7 @@ class CudaCompiler:
         nvrtc: Path of libnvrtc, or "" to compile everything with nvcc.
         ptxas: Path of nvcc's ptxas.
         include: Folders of the toolkit's headers.
+        build: nvcc's own version, ``"13.0.88"``; "" where it is not known.
     """
 
     nvcc: str
@@ -71,6 +72,7 @@ class CudaCompiler:
     nvrtc: str = ""
     ptxas: str = ""
     include: tuple[str, ...] = ()
+    build: str = ""
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,8 @@ def _cuda_compiler(
     match = re.search(r"release (\d+\.\d+)", output)
     if match is None:
         raise BuildError("toolchain", f"{nvcc} does not say its version", _INSTALL_NVCC)
-    compiler = CudaCompiler(str(nvcc), flags, match[1], environ.get("NVCC_CCBIN", ""))
+    build = re.search(rf"V({re.escape(match[1])}\.\d+)", output)
+    compiler = CudaCompiler(str(nvcc), flags, match[1], environ.get("NVCC_CCBIN", ""), build=build[1] if build else "")
     return _with_nvrtc(compiler, packages) if _wants_nvrtc(environ) else compiler
 
 
