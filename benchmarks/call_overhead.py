@@ -44,7 +44,7 @@ def measure(framework: str, make: Callable[[int], Any], empty: Callable[[], Any]
     add = kernels.add
     a, b, c = make(8), make(8), make(8)
     wide = make(9), make(9), make(9)
-    bare = add._module(add.variants[0])["tlaot_call"]
+    bare = add.module_of(add.variants[0])["tlaot_call"]
     ways = {
         "bare FFI call": lambda: bare(a, b, c),
         "output given": lambda: add(a, b, c),

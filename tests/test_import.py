@@ -81,7 +81,7 @@ def test_looking_after_the_cache_imports_nothing_that_tunes(tmp_path: Path) -> N
 
 
 def test_import_adds_less_than_20_ms() -> None:
-    """On top of ``import tvm_ffi``: the least of several fresh interpreters. benchmarks/import_time.py has the rest."""
+    """On top of ``import tvm_ffi``: the least of several fresh interpreters. benchmarks/load.py has the rest."""
     code = "import time, tvm_ffi\nstart = time.perf_counter()\nimport tlaot\nout = (time.perf_counter() - start) * 1e3"
     assert min(fresh(code) for _ in range(5)) < 20
 
