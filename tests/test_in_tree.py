@@ -30,6 +30,7 @@ FILES = (
     "LICENSE",
     "MANIFEST.in",
     "tltune.toml",
+    "tltune.lock",
 )
 
 
