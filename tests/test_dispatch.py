@@ -254,15 +254,54 @@ def test_wrong_number_of_arguments_shows_the_signature() -> None:
         assert "(A: float32[4, 8], B: float32[8, 4]) -> C: float32[4, 4]" in caught.value.remedy
 
 
-def test_every_variant_is_listed_nearest_first() -> None:
-    """With several variants none is left out."""
-    variants = [gemm(m, 4, 8) for m in range(1, 30)] + [gemm(4, 4, 8, "cuda:sm_90a", "float16")]
+def test_the_nearest_variants_are_listed() -> None:
+    """Those with the least against them, then those of the nearest sizes; of many the first, and how many more there are."""
+    variants = [gemm(4, 4, 8, "cuda:sm_90a", "float16")] + [gemm(m, 4, 8) for m in range(1, 30)]
     with pytest.raises(DispatchError) as caught:
         pick(variants, of((64, 8), (8, 4)))
     lines = caught.value.what.splitlines()
     assert lines[0] == "no packaged variant fits (float32[64, 8], float32[8, 4]) on cpu"
-    assert len(lines) == 31
-    assert "cuda:sm_90a" in lines[-1]
+    assert [line.partition(":x86-64-v3 ")[2].partition(":")[0] for line in lines[1:-1]] == [
+        f"{{K=8, M={m}, N=4}}" for m in range(29, 13, -1)
+    ]
+    assert lines[-1] == "  and 14 more that are further from it"
+    with pytest.raises(DispatchError) as caught:
+        pick(variants[:9], of((64, 8), (8, 4)))
+    assert "cuda:sm_90a" in caught.value.what.splitlines()[-1]
+    assert "more" not in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("variants", "arguments", "named", "lines"),
+    [
+        ([gemm(3, 4, 8)], of((5, 8), (8, 4)), {}, ["{ M = 5, N = 4, K = 8 }"]),
+        # What no size tells is the nearest variant's, unless the caller says it.
+        ([gemm(3, 4, 8, causal=True)], of((5, 8), (8, 4)), {}, ["{ M = 5, N = 4, K = 8, causal = true }"]),
+        (
+            [gemm(3, 4, 8, causal=True)],
+            of((5, 8), (8, 4)),
+            {"causal": True},
+            ["{ M = 5, N = 4, K = 8, causal = true }"],
+        ),
+        ([gemm(3, 4, 8, mode="a")], of((5, 8), (8, 4)), {}, ['{ M = 5, N = 4, K = 8, mode = "a" }']),
+        # N and K are one size in all that was packaged: both ways to read the call are named.
+        ([gemm(4, 8, 8)], of((5, 9), (9, 4)), {}, ["{ M = 5, N = 9, K = 4 }", "{ M = 5, N = 4, K = 9 }"]),
+        ([gemm(4, 8, 8), gemm(4, 4, 8)], of((5, 9), (9, 4)), {}, ["{ M = 5, N = 4, K = 9 }"]),
+        ([gemm(8, 8, 8)], of((5, 5), (5, 5)), {}, ["{ M = 5, N = 5, K = 5 }"]),
+        # A size that each call says stays open.
+        ([gemm("m", 4, 8, M="m")], of((5, 9), (9, 4)), {}, ['{ N = 4, K = 9, M = "m" }']),
+        # Nothing is told by what takes other arguments, or contradicts itself.
+        ([gemm(4, 4, 8)], of((5, 8), (9, 4)), {}, []),
+    ],
+)
+def test_the_line_to_add(
+    variants: list[Variant], arguments: list[Argument], named: dict[str, Any], lines: list[str]
+) -> None:
+    """What ``tltune.toml`` lacks, from how packaged workloads made packaged sizes."""
+    with pytest.raises(DispatchError) as caught:
+        pick(variants, arguments, **named)
+    expected = [f"    {'or' if i else '[[kernel]] gemm:'} shapes = [{line}]" for i, line in enumerate(lines)]
+    assert caught.value.remedy.splitlines()[1:] == expected
 
 
 SCALED = variant("scale", [tensor("X", 4), scalar("s", "float32")], [], {})

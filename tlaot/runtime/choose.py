@@ -31,7 +31,7 @@ def pick_variant(
     check_factory_names(where, variants, factory_args)
     accepted, rejected = resolve(variants, arguments, place, factory_args)
     if not accepted:
-        raise refuse_all(where, variants, arguments, place, rejected)
+        raise refuse_all(where, variants, arguments, place, rejected, factory_args)
     fewest = min(map(symbolic_sizes, accepted))
     exact = [v for v in accepted if symbolic_sizes(v) == fewest]
     by_workload: dict[str, list[Variant]] = {}

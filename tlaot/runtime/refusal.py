@@ -19,10 +19,15 @@ from .dispatch import (
     describe_params,
     find_mismatches,
     given_params,
+    resolve,
     spell_workload,
 )
+from .workload import infer_workloads, spell_toml
 
-__all__ = ["check_factory_names", "refuse_all", "refuse_ambiguous"]
+__all__ = ["check_factory_names", "nearest_variants", "refuse_all", "refuse_ambiguous"]
+
+# Of thousands of variants the nearest are shown.
+_MOST_SHOWN = 16
 
 # Which two of a call's arguments are swapped is looked for among this many; each pair is tried with every variant.
 _MOST_SWAPPED = 8
@@ -69,7 +74,18 @@ def refuse_all(
     arguments: Sequence[Argument],
     place: Place,
     rejected: Sequence[Rejection],
+    factory_args: Mapping[str, Any] | None = None,
 ) -> DispatchError | CallError:
+    """What to raise where no variant fits a call.
+
+    Args:
+        where: The kernel, ``"package.name"``.
+        variants: All its variants.
+        arguments: The call's arguments.
+        place: Where the call's tensors are.
+        rejected: Why each does not fit.
+        factory_args: Arguments of the factory that the caller named.
+    """
     if all(r.kinds & {"count"} for r in rejected) and variants:
         signatures = sorted({describe_params(v) for v in variants})
         return CallError(
@@ -77,14 +93,44 @@ def refuse_all(
             f"got {len(arguments)} arguments, and no variant takes so many",
             f"Outputs may be left out or passed as well: {'; or '.join(signatures[:4])}.",
         )
+    nearest = sorted(rejected, key=lambda r: (len(r.reasons), _distance(r.variant, arguments)))
     lines = [
         f"  {r.variant.target} {spell_workload(r.variant)}: {'; '.join(text for _, text in r.reasons)}"
-        for r in sorted(rejected, key=lambda r: len(r.reasons))
+        for r in nearest[:_MOST_SHOWN]
     ]
+    if len(nearest) > _MOST_SHOWN:
+        lines.append(f"  and {len(nearest) - _MOST_SHOWN} more that are further from it")
+    remedy = _remedy(arguments, place, rejected)
+    if "add the shape" in remedy.lower() or "add a kernel" in remedy:
+        workloads = infer_workloads([r.variant for r in nearest], arguments, factory_args or {})
+        name = where.rpartition(".")[2]
+        remedy += "".join(
+            f"\n    {'or' if index else f'[[kernel]] {name}:'} shapes = [{spell_toml(workload)}]"
+            for index, workload in enumerate(workloads)
+        )
     return DispatchError(
         where,
         f"no packaged variant fits {describe_call(arguments, place)}\n" + "\n".join(lines or ["  (none is packaged)"]),
-        _remedy(arguments, place, rejected),
+        remedy,
+    )
+
+
+def nearest_variants(
+    variants: Sequence[Variant], arguments: Sequence[Argument], place: Place, factory_args: Mapping[str, Any]
+) -> list[Variant]:
+    """Variants that do not fit a call, those with the least against them first."""
+    _, rejected = resolve(variants, arguments, place, factory_args)
+    rejected.sort(key=lambda r: (len(r.reasons), _distance(r.variant, arguments)))
+    return [r.variant for r in rejected]
+
+
+def _distance(variant: Variant, arguments: Sequence[Argument]) -> float:
+    """How far a variant's sizes are from a call's: in doublings, all together."""
+    return sum(
+        abs(math.log2((want + 1) / (got + 1)))
+        for wanted, found in _tensor_pairs(variant, arguments)
+        for want, got in zip(wanted, found, strict=False)
+        if isinstance(want, int)
     )
 
 
