@@ -33,8 +33,10 @@ KEYS = ("tune", "lock", "targets", "jobs", "keep")
 # them): a build leaves them alone.
 RUN_TIME_VARIABLES = (
     "TLAOT_NUM_THREADS",
+    "TLAOT_ON_MISS",
     "TLAOT_OVERLAY",
     "TLAOT_PATH",
+    "TLAOT_PIN",
     "TLAOT_PTX",
     "TLAOT_CACHE_DIR",
     "TLAOT_DISABLE_CACHE",

@@ -19,7 +19,7 @@ from tlaot.errors import BuildError, PackageError
 from tlaot.manifest import digest_of, place_of, read_manifest
 from tlaot.target import parse_target
 from tlaot.tune.compiling.compile import Built
-from tlaot.tune.shipping.package import Winner, find_executable, read_packed, write_folders, write_package
+from tlaot.tune.shipping.package import Winner, find_executable, pack_winner, read_packed, write_folders, write_package
 from tlaot.tune.shipping.weigh import check_budget, weigh
 from tlaot.tune.specs.plan import Workload
 from tlaot.tune.specs.spec import KernelSpec, Spec
@@ -262,3 +262,22 @@ def test_kept_sources_are_advised_against(tmp_path: Path) -> None:
     write_package(tmp_path / "out", "my.pk", "0", [one], keep=True)
     with pytest.raises(BuildError, match=r"-C keep=off: .* take [89]\.\d KiB"):
         check_budget(tmp_path / "out", spec_of([one], 5000))
+
+
+def test_what_a_call_must_heed_is_in_the_manifest(tmp_path: Path) -> None:
+    """``on-misaligned`` and ``deterministic`` where they differ from the default; what makes such a kernel again."""
+    made = winner(tmp_path, {"M": 1})
+    plain = pack_winner(made, keep=False).variant.properties
+    assert not {"on_misaligned", "deterministic"} & plain.keys()
+    assert plain["made_by"] == {"factory": "m:f"}
+
+    def of(**fields: Any) -> Mapping[str, Any]:
+        kernel = dataclasses.replace(made.workload.kernel, **fields)
+        workload = dataclasses.replace(made.workload, kernel=kernel)
+        return pack_winner(dataclasses.replace(made, workload=workload), keep=False).variant.properties
+
+    changed = of(on_misaligned="copy", deterministic=False, reference="m:r", rtol=0.5, pass_configs={"a": 1})
+    assert (changed["on_misaligned"], changed["deterministic"]) == ("copy", False)
+    assert changed["made_by"] == {"factory": "m:f", "reference": "m:r", "rtol": 0.5, "pass_configs": {"a": 1}}
+    # A factory from Python is a file of the process that tuned it.
+    assert "made_by" not in of(factory="pickle:/tmp/tlaot-tune-x/parcels/factory.pkl")

@@ -117,6 +117,12 @@ def test_what_ships_is_said_for_the_package_or_for_a_kernel(tmp_path: Path) -> N
     assert [str(kernel.ptx_from) for kernel in spec.kernels] == ["cuda:sm_80", "None", "None"]
 
 
+def test_what_a_call_does_with_a_misaligned_argument(tmp_path: Path) -> None:
+    """Refuse it, or copy it."""
+    assert [k.on_misaligned for k in read(tmp_path, HEAD + KERNEL).kernels] == ["error"]
+    assert [k.on_misaligned for k in read(tmp_path, HEAD + KERNEL + 'on-misaligned = "copy"\n').kernels] == ["copy"]
+
+
 def test_ptx_may_come_from_another_entry_of_the_kernel(tmp_path: Path) -> None:
     entries = [KERNEL + f'targets = ["{target}"]\n' for target in ("cuda:sm_90a", "cuda:sm_80")]
     spec = read(tmp_path, HEAD + "ptx = true\n" + "".join(entries))
@@ -193,6 +199,7 @@ WRONG = [
     (HEAD + "max-slowdwon = 1.05\n" + KERNEL, "did you mean 'max-slowdown'", "[tlaot]"),
     (HEAD + "max-slowdown = 0.95\n" + KERNEL, "at least 1, got 0.95", "[tlaot] max-slowdown"),
     (HEAD + KERNEL + "max-slowdown = inf\n", "is not a number", "(add) max_slowdown"),
+    (HEAD + KERNEL + 'on-misaligned = "copi"\n', "did you mean 'copy'", "(add) on_misaligned"),
     (HEAD + 'ptx = "yes"\n' + KERNEL, "is not true or false", "[tlaot] ptx"),
     (HEAD + "ptx = true\n" + KERNEL, "no cuda target without a suffix", "(add) ptx"),
     (HEAD + KERNEL + 'targets = ["llvm"]\nptx = true\n', "no cuda target without a suffix", "(add) ptx"),

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
         TlaotError,
         TuningError,
     )
+    from .runtime.coverage import Coverage, Seen, coverage
     from .runtime.load import Kernel, Kernels, load
+    from .runtime.miss import Miss
+    from .runtime.preload import Preloaded
     from .target import Target, parse_target
 
 __version__ = "0.1.0"
@@ -45,12 +48,16 @@ __all__ = [
     "BuildError",
     "CallError",
     "CompileArgs",
+    "Coverage",
     "DispatchError",
     "Kernel",
     "Kernels",
     "LoadError",
+    "Miss",
     "PackageError",
+    "Preloaded",
     "ProfileArgs",
+    "Seen",
     "SpecError",
     "Target",
     "TensorSupplyType",
@@ -58,6 +65,7 @@ __all__ = [
     "TuningError",
     "__version__",
     "autotune",
+    "coverage",
     "load",
     "par_compile",
     "parse_target",
@@ -85,6 +93,9 @@ _HOMES = {
         "TlaotError",
         "TuningError",
     ),
+    ".runtime.coverage": ("Coverage", "Seen", "coverage"),
+    ".runtime.miss": ("Miss",),
+    ".runtime.preload": ("Preloaded",),
     ".runtime.load": ("Kernel", "Kernels", "load"),
     ".target": ("Target", "parse_target"),
 }

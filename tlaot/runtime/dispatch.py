@@ -14,13 +14,16 @@ __all__ = [
     "Argument",
     "Place",
     "Rejection",
+    "copies",
     "describe_call",
     "describe_params",
+    "differs",
     "find_mismatches",
     "given_params",
     "refuse_place",
     "resolve",
     "scalar_fits",
+    "spell_variant",
     "spell_workload",
     "symbolic_sizes",
     "target_of",
@@ -233,6 +236,16 @@ def _sizes_fit(expected: Sequence[int | str], found: Sequence[int], sizes: dict[
     return True
 
 
+def copies(variant: Variant) -> bool:
+    """Whether misaligned arguments of a variant are to be copied."""
+    return variant.properties.get("on_misaligned") == "copy"
+
+
+def differs(variant: Variant) -> bool:
+    """Whether a variant may give other bits each time."""
+    return variant.properties.get("deterministic") is False
+
+
 def symbolic_sizes(variant: Variant) -> int:
     """Number of sizes and strides that a variant leaves open."""
     names = {s for p in variant.params for s in (*(p.shape or ()), *(p.strides or ())) if isinstance(s, str)}
@@ -251,6 +264,11 @@ def _spell_param(param: Param) -> str:
 
 def _spell_sizes(sizes: Sequence[int | str]) -> str:
     return f"({', '.join(map(str, sizes))}{',' if len(sizes) == 1 else ''})"
+
+
+def spell_variant(variant: Variant) -> str:
+    """The variant's target and workload in a message."""
+    return f"{variant.target} {spell_workload(variant)}"
 
 
 def spell_workload(variant: Variant) -> str:

@@ -14,7 +14,7 @@ from .binary import CALL, CPU_LEVEL, EXECUTABLE, load_binary, load_function, loa
 from .call import Caller, Described, Probe, describe, make_callers, make_probe
 from .choose import pick_variant
 from .device import cuda_capability, cuda_place
-from .dispatch import Argument, Place, describe_params, resolve
+from .dispatch import Argument, Place, copies, describe_params, differs, resolve, spell_variant
 from .floors import require_floors
 from .frameworks import leave_untraced
 from .notes import say_once
@@ -35,9 +35,11 @@ from .places import (
     variants_of,
 )
 from .refusal import check_factory_names
+from .seen import note
 
 if TYPE_CHECKING:
     from .overlay import Overlay
+    from .policy import OnMiss, Policy, Replacement
     from .preload import Only, Preloaded
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
@@ -52,7 +54,12 @@ _MOST_CALLERS = 4096
 building = False
 
 
-def load(package: str, path: Folders | None = None) -> Kernels:
+def load(
+    package: str,
+    path: Folders | None = None,
+    on_miss: OnMiss | None = None,
+    fallback: Mapping[str, Replacement] | None = None,
+) -> Kernels:
     """The kernels of an installed package.
 
     They are looked for in the package, in its companions (distributions with an entry point of its name in the group
@@ -65,8 +72,14 @@ def load(package: str, path: Folders | None = None) -> Kernels:
         package: Import name of the package that embeds the kernels.
         path: A folder, or several, to look into in place of those of ``TLAOT_PATH``: each holds ``<package>/_tlaot`` or a
             ``manifest.json``.
+        on_miss: What to do with a call that no packaged variant fits: ``"error"``, ``"warn"``, ``"jit"``, or a function that is
+            given a :class:`~tlaot.Miss` and returns what to call in place of a variant, or None. By default ``TLAOT_ON_MISS``
+            says it, else it is ``"error"``.
+        fallback: By kernel, what ``"warn"`` has called in place of a variant, ``{"matmul": torch.matmul}``.
 
     Raises:
+        CallError: ``on_miss`` or ``fallback`` is wrong.
+        SpecError: ``TLAOT_ON_MISS`` or ``TLAOT_PIN`` is.
         PackageError: There are no kernels of the package; a manifest is damaged or of another format; two places have a kernel for
             the same target and shape; a companion belongs to another version of the package; a folder is not there.
         LoadError: The package is inside a zip archive.
@@ -76,13 +89,14 @@ def load(package: str, path: Folders | None = None) -> Kernels:
     import tvm_ffi  # noqa: F401
 
     leave_untraced(Kernel.__call__)
+    policy = _policy_of(package, on_miss, fallback)
     try:
         homes = find_homes(package, path)
     except PackageError:
         if not building:
             raise
         return Kernels(package, [])
-    return Kernels(package, homes, _overlay_of(package, homes))
+    return Kernels(package, homes, _overlay_of(package, homes), policy)
 
 
 def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
@@ -90,9 +104,15 @@ def open_manifest(manifest: Manifest, folder: Path) -> Kernels:
     return Kernels(manifest.package, [Home(Path(folder), "the package", manifest, "")])
 
 
-def _reopen(package: str, homes: Iterable[Any], name: str | None = None) -> Any:
+def _reopen(
+    package: str,
+    homes: Iterable[Any],
+    on_miss: OnMiss | None = None,
+    fallback: Mapping[str, Replacement] | None = None,
+    name: str | None = None,
+) -> Any:
     found = unpack_homes(homes)
-    kernels = Kernels(package, found, _overlay_of(package, found))
+    kernels = Kernels(package, found, _overlay_of(package, found), _policy_of(package, on_miss, fallback))
     return kernels if name is None else kernels[name]
 
 
@@ -105,12 +125,31 @@ def _overlay_of(package: str, homes: Sequence[Home]) -> Overlay | None:
     return read_overlay(package, homes)
 
 
+def _policy_of(package: str, on_miss: OnMiss | None, fallback: Mapping[str, Replacement] | None) -> Policy | None:
+    if on_miss is None and not fallback and not os.environ.get("TLAOT_ON_MISS") and not os.environ.get("TLAOT_PIN"):
+        return None  # as mostly: what reads one is not imported
+    from .policy import read_policy
+
+    return read_policy(package, on_miss, fallback)
+
+
+def _pack_policy(policy: Policy | None) -> tuple[Any, ...]:
+    return (None, None) if policy is None else (policy.given, policy.fallback)
+
+
 class Kernels:
     """The kernels of one package, by attribute or by item: ``kernels.matmul``, ``kernels["matmul"]``."""
 
-    def __init__(self, package: str, homes: Sequence[Home], overlay: Overlay | None = None) -> None:
+    def __init__(
+        self,
+        package: str,
+        homes: Sequence[Home],
+        overlay: Overlay | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         self._package = package
         self._overlay = overlay
+        self._policy = policy
         self._homes = tuple(homes)
         self._names = dict.fromkeys(names_of(homes))
         self._kernels: dict[str, Kernel] = {}
@@ -118,7 +157,7 @@ class Kernels:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy, in this process or another, finds the package where it was; loaded libraries do not travel.
-        return _reopen, (self._package, pack_homes(self._homes))
+        return _reopen, (self._package, pack_homes(self._homes), *_pack_policy(self._policy))
 
     def __getattr__(self, name: str) -> Kernel:
         # Called for names that are not attributes; looking them up in a half-made object must not recurse.
@@ -139,7 +178,7 @@ class Kernels:
         found = self._kernels.get(name)
         if found is None:
             located = variants_of(self._homes, name)
-            made = Kernel(f"{self._package}.{name}", name, located, self._homes, self._overlay)
+            made = Kernel(f"{self._package}.{name}", name, located, self._homes, self._overlay, self._policy)
             found = self._kernels.setdefault(name, made)  # of two threads one is first
         return found
 
@@ -205,6 +244,7 @@ class Kernel:
         located: Its variants, each with the folder that its path is relative to.
         homes: All places of the package's kernels.
         overlay: What was found to be the fastest on this machine; None for nothing.
+        policy: What is done with calls that no variant fits, and which variants are pinned; None for an error, and none.
     """
 
     def __init__(
@@ -214,6 +254,7 @@ class Kernel:
         located: Iterable[tuple[Variant, Path]],
         homes: tuple[Home, ...] = (),
         overlay: Overlay | None = None,
+        policy: Policy | None = None,
     ) -> None:
         located = tuple(located)
         variants = tuple(variant for variant, _ in located)
@@ -222,6 +263,7 @@ class Kernel:
         self._where = where
         self._homes = homes
         self._overlay = overlay
+        self._policy = policy
         self._folders = {id(variant): folder for variant, folder in located}
         self._modules: dict[Path, Any] = {}
         self._strides = any(p.strides is not None for v in variants for p in v.params)
@@ -269,7 +311,12 @@ class Kernel:
             raise self._worded(args, factory_args, error) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self._where.rpartition(".")[0], pack_homes(self._homes), self.name)
+        return _reopen, (
+            self._where.rpartition(".")[0],
+            pack_homes(self._homes),
+            *_pack_policy(self._policy),
+            self.name,
+        )
 
     def resolve(self, *args: Any, **factory_args: Any) -> Variant:
         """The variant that a call with these arguments runs; raises what the call would."""
@@ -355,7 +402,12 @@ class Kernel:
         Raises:
             CallError, DispatchError: In these.
         """
-        self._pick(describe(self._where, args, self._strides), factory_args)
+        try:
+            self._pick(describe(self._where, args, self._strides), factory_args)
+        except DispatchError:
+            if self._policy is None or self._policy.on_miss == "error":
+                raise
+            return error  # of what the miss policy has called
         if type(error) is ValueError and "must be contiguous" in str(error):
             return ValueError(f"{error}\nPass a compact copy: np.ascontiguousarray(x), or x.contiguous().")
         return error
@@ -385,8 +437,18 @@ class Kernel:
 
     def _make_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
         call = describe(self._where, args, self._strides)
-        variant = self._pick(call, factory_args)
-        callers = make_callers(self._where, variant, self.module_of(variant)[CALL], call, args)
+        try:
+            variant = self._pick(call, factory_args)
+        except DispatchError as error:
+            replacement = self._replace(call, factory_args, error)
+            return replacement, replacement
+        function = self.module_of(variant)[CALL]
+        if copies(variant) or differs(variant):
+            from .guards import guard
+
+            function = guard(self._where, variant, function)
+        callers = make_callers(self._where, variant, function, call, args)
+        note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(variant))
         if read_target(variant.target).is_cuda and call.device is not None:
             place = cuda_place(call.device[1])
             retuned = self._overlay is not None and self._overlay.covers(place)
@@ -398,13 +460,28 @@ class Kernel:
         if not self.variants:
             factory_args = {}  # whatever they are: the companion that knows them is not installed
         place = self._place(call, factory_args)
+        variants: Sequence[Variant] = self.variants
+        pin = None if self._policy is None else self._policy.pins.get(self.name)
+        if pin is not None:
+            from .pin import pinned
+
+            variants = pinned(self._where, variants, call.arguments, place, factory_args, pin)
         try:
-            chosen = pick_variant(self._where, self.variants, call.arguments, place, factory_args)
+            chosen = pick_variant(self._where, variants, call.arguments, place, factory_args)
         except DispatchError as error:
             raise self._name_companions(error, place) from None
-        if self._overlay is None:
+        if self._overlay is None or pin is not None:
             return chosen
         return self._overlay.replace(self.name, self.variants, chosen, call.arguments, place, factory_args)
+
+    def _replace(self, call: Described, factory_args: Mapping[str, Any], error: DispatchError) -> Caller:
+        """What the miss policy has called in place of a variant; raises what the call does where it has nothing."""
+        from .miss import answer
+
+        place = self._place(call, factory_args)
+        made = answer(self._policy, self._where, self.variants, call.arguments, place, factory_args, error)
+        named = dict(factory_args)
+        return lambda args: made(*args, **named)
 
     def _name_companions(self, error: DispatchError, place: Place) -> DispatchError:
         if place.device_type != DLPACK_CUDA or not missing_companions(self._homes):

@@ -48,7 +48,7 @@ _BUILD_FIELDS = ("name", "frontend", "factory", "out_idx", "pass_configs", "comp
 _PLACE_FIELDS = ("where", "targets", "shapes", "configs")
 _SEARCH_FIELDS = ("search", "budget", "profile")
 # What ships of a tuning, which is no part of it.
-_SHIP_FIELDS = ("ptx", "max_slowdown")
+_SHIP_FIELDS = ("ptx", "max_slowdown", "on_misaligned")
 
 
 @dataclass(frozen=True)

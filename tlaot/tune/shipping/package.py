@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import re
 import shutil
 import tempfile
 from collections import defaultdict
@@ -31,6 +32,7 @@ from ...manifest import (
 from ...target import Target
 from ..compiling.compile import EXECUTABLE, Built
 from ..specs.plan import Workload
+from ..specs.spec import KernelSpec
 from .floors import find_floors
 
 __all__ = [
@@ -46,6 +48,8 @@ __all__ = [
 ]
 
 _KEPT_SOURCES = ("kernel.cubin", "kernel.ptx", "device_kernel.cu", "host_kernel.c")
+# A callable of the package; one from Python is a file of this build's.
+_IMPORTED = re.compile(r"[\w.]+:[\w.]+")
 # Shared memory that a block has on every device.
 _EVERYWHERE = 48 << 10
 _AGAIN = "Remove the folder and tune again; if it is part of an installed package, reinstall that."
@@ -165,6 +169,9 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
             "asked": dict(built.asked),
             **({"shared_memory": built.shared_memory} if built.shared_memory > _EVERYWHERE else {}),
             "checked": workload.kernel.check,
+            **({"on_misaligned": "copy"} if workload.kernel.on_misaligned == "copy" else {}),
+            **({} if workload.kernel.deterministic else {"deterministic": False}),
+            **({"made_by": _made_by(workload.kernel)} if _IMPORTED.fullmatch(workload.kernel.factory) else {}),
             # Of random inputs, for whoever times it again without the author's sources.
             **({"supply": dict(workload.kernel.supply)} if workload.kernel.supply else {}),
             **({"trusted": False, "notes": list(winner.doubts)} if winner.doubts else {}),
@@ -173,6 +180,18 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
         tuned=dict(winner.tuned),
     )
     return _describe(workload.kernel.name, variant, contents)
+
+
+def _made_by(kernel: KernelSpec) -> dict[str, Any]:
+    """What makes such a kernel again, for a workload that is not packaged."""
+    options = {
+        "inputs": kernel.inputs,
+        "reference": kernel.reference if kernel.check else None,
+        "pass_configs": plain_config(kernel.pass_configs) or None,
+        "rtol": kernel.rtol,
+        "atol": kernel.atol,
+    }
+    return {"factory": kernel.factory, **{name: value for name, value in options.items() if value is not None}}
 
 
 def _describe(kernel: str, variant: Variant, contents: Mapping[str, bytes]) -> Packed:

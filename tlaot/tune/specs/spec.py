@@ -12,7 +12,17 @@ from typing import Any
 
 from ...target import Target
 
-__all__ = ["BACKENDS", "FRONTEND_TARGETS", "SEARCHES", "SPLITS", "Budget", "KernelSpec", "Profile", "Spec"]
+__all__ = [
+    "BACKENDS",
+    "FRONTEND_TARGETS",
+    "ON_MISALIGNED",
+    "SEARCHES",
+    "SPLITS",
+    "Budget",
+    "KernelSpec",
+    "Profile",
+    "Spec",
+]
 
 # Target kinds that each frontend can lower to.
 FRONTEND_TARGETS = {"tvm": ("llvm", "cuda"), "tilelang": ("cuda", "c")}
@@ -22,6 +32,9 @@ BACKENDS = ("auto", "wall", "cudagraph", "event", "cupti")
 
 # Ways to choose candidates: "auto" tries all of a space up to a size and is guided above it.
 SEARCHES = ("auto", "exhaustive", "guided", "optuna")
+
+# What a call does with a misaligned argument: refuse it, or run on an aligned copy (and copy back what is written).
+ON_MISALIGNED = ("error", "copy")
 
 # Ways to spread a package's kernels over several wheels: "arch" makes a companion wheel of each CUDA architecture.
 SPLITS = ("arch",)
@@ -91,6 +104,7 @@ class KernelSpec:
         search: How candidates are chosen, one of :data:`SEARCHES`.
         budget: Where the search ends at the latest.
         ptx: Whether PTX ships as well, for devices that no packaged machine code runs on; see ``ptx_from``.
+        on_misaligned: What a call does with an argument whose address the code does not take, one of :data:`ON_MISALIGNED`.
         max_slowdown: How many times the fastest's time a variant may take, so that fewer ship; None ships the fastest.
         where: File and table, for messages.
     """
@@ -121,6 +135,7 @@ class KernelSpec:
     budget: Budget = Budget()
     ptx: bool = False
     max_slowdown: float | None = None
+    on_misaligned: str = "error"
 
     @property
     def ptx_from(self) -> Target | None:

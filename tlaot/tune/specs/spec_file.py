@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...target import Target
-from .spec import BACKENDS, FRONTEND_TARGETS, SEARCHES, Budget, KernelSpec, Profile, Spec
+from .spec import BACKENDS, FRONTEND_TARGETS, ON_MISALIGNED, SEARCHES, Budget, KernelSpec, Profile, Spec
 from .spec_head import Head, assemble, read_head, read_max_slowdown, read_targets
 from .supply import SUPPLY_TYPES
 from .tables import (
@@ -108,7 +108,7 @@ def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 _KERNEL_KEYS = (
     "name", "frontend", "factory", "targets", "shapes", "configs", "space", "inputs", "reference", "check", "out_idx",
     "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check", "deterministic",
-    "search", "budget", "ptx", "max_slowdown",
+    "search", "budget", "ptx", "max_slowdown", "on_misaligned",
 )  # fmt: skip
 
 
@@ -163,6 +163,9 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
         # The default of [tlaot] means nothing to a kernel of the CPU; said of such a kernel itself it is a mistake.
         ptx=optional(keys, "ptx", bool, where, head.ptx and any(target.is_cuda for target in targets)),
         max_slowdown=read_max_slowdown(keys, where, head.max_slowdown),
+        on_misaligned=one_of(
+            optional(keys, "on_misaligned", str, where, "error"), "on_misaligned", ON_MISALIGNED, where
+        ),
     )
 
 
