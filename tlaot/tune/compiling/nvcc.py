@@ -43,6 +43,38 @@ class DeviceCode:
     maker: str = ""
 
 
+@dataclass(frozen=True)
+class _Job:
+    """One source for one target, in a folder of its own.
+
+    Attributes:
+        source: CUDA C++.
+        target: A CUDA target.
+        flags: The frontend's.
+        compiler: What ``find_nvcc`` found.
+        work: The folder for intermediate files; nobody else uses it.
+        deadline: When compilers are killed, by the monotonic clock.
+        where: What to call the source in an error.
+    """
+
+    source: str
+    target: Target
+    flags: Sequence[str]
+    compiler: CudaCompiler
+    work: Path
+    deadline: float
+    where: str
+
+    def run(self, command: Sequence[str]) -> str:
+        """Run a compiler in the folder, as long as there is time; what it said."""
+        # nvcc's own temporary files go with the folder, also when it is killed.
+        left = self.deadline - time.monotonic()
+        return run_tool(command, self.where, left, self.work, {"TMPDIR": str(self.work)})
+
+    def write(self, name: str, text: str) -> None:
+        (self.work / name).write_text(text, encoding="utf-8")
+
+
 def preload_cuda(
     environ: Mapping[str, str], target: Target, common: Sequence[str] = (), flags: Sequence[str] = ()
 ) -> tuple[Headers | None, list[int]]:
@@ -111,30 +143,21 @@ def compile_cuda(
     deadline = time.monotonic() + timeout
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nvcc-", dir=scratch) as folder:
-        work = Path(folder)
-        made = _run_nvrtc(source, target, flags, work, deadline, compiler, where, headers) if compiler.nvrtc else None
-        data, log, maker = made or _run_nvcc(source, target, flags, work, deadline, compiler, where)
+        job = _Job(source, target, flags, compiler, Path(folder), deadline, where)
+        made = _run_nvrtc(job, headers) if compiler.nvrtc else None
+        data, log, maker = made or _run_nvcc(job)
     built = read_image(data, where)
     if not built.is_for(target.arch):
         raise BuildError(where, f"nvcc compiled for {built.arch}, expected {target.arch}", "Remove -arch flags.")
     return DeviceCode(data, *_resource_usage(log), log, f"{maker} {compiler.version}")
 
 
-def _run_nvcc(
-    source: str,
-    target: Target,
-    flags: Sequence[str],
-    work: Path,
-    deadline: float,
-    compiler: CudaCompiler,
-    where: str,
-) -> tuple[bytes, str, str]:
+def _run_nvcc(job: _Job) -> tuple[bytes, str, str]:
     def run(*arguments: str) -> str:
-        # nvcc's own temporary files go with the folder, also when it is killed.
-        return run_tool([compiler.nvcc, *arguments], where, deadline - time.monotonic(), work, {"TMPDIR": str(work)})
+        return job.run([job.compiler.nvcc, *arguments])
 
-    number = target.sm.removeprefix("sm_")
-    host = [f"-ccbin={compiler.host}"] if compiler.host else []
+    number = job.target.sm.removeprefix("sm_")
+    host = [f"-ccbin={job.compiler.host}"] if job.compiler.host else []
     assemble = [
         "-cubin",
         "-gencode",
@@ -143,48 +166,39 @@ def _run_nvcc(
         "-o",
         "kernel.cubin",
     ]
-    front = ["-O3", *host, *compiler.flags, *flags, "device_kernel.cu"]
-    (work / "device_kernel.cu").write_text(source, encoding="utf-8")
-    if not target.is_virtual:
+    front = ["-O3", *host, *job.compiler.flags, *job.flags, "device_kernel.cu"]
+    job.write("device_kernel.cu", job.source)
+    if not job.target.is_virtual:
         log = run(*assemble, *front)
-        return (work / "kernel.cubin").read_bytes(), log, "nvcc"
+        return (job.work / "kernel.cubin").read_bytes(), log, "nvcc"
     log = run("-ptx", "-gencode", f"arch=compute_{number},code=compute_{number}", "-o", "raw.ptx", *front)
-    ptx = _without_comments((work / "raw.ptx").read_text(encoding="utf-8"))
-    (work / "kernel.ptx").write_text(ptx, encoding="utf-8")
+    ptx = _without_comments((job.work / "raw.ptx").read_text(encoding="utf-8"))
+    job.write("kernel.ptx", ptx)
     log += run(*assemble, *host, "kernel.ptx")
     return ptx.encode(), log, "nvcc"
 
 
-def _run_nvrtc(
-    source: str,
-    target: Target,
-    flags: Sequence[str],
-    work: Path,
-    deadline: float,
-    compiler: CudaCompiler,
-    where: str,
-    headers: Headers | None,
-) -> tuple[bytes, str, str] | None:
+def _run_nvrtc(job: _Job, headers: Headers | None) -> tuple[bytes, str, str] | None:
     """NVRTC, then nvcc's ptxas; None where either refuses, so that the error shown is nvcc's."""
-    split = nvrtc.split_flags(flags)
+    split = nvrtc.split_flags(job.flags)
     if split is None:
         return None
-    front = _front_flags(split, compiler)
-    ptx, log = nvrtc.compile_to_ptx(source, target.sm, front, compiler.nvrtc, compiler.version, headers)
+    compiler, front = job.compiler, _front_flags(split, job.compiler)
+    ptx, log = nvrtc.compile_to_ptx(job.source, job.target.sm, front, compiler.nvrtc, compiler.version, headers)
     if ptx is None:
         return None
     ptx = nvrtc.drop_unused_constants(ptx)
-    if target.is_virtual:
+    if job.target.is_virtual:
         ptx = _without_comments(ptx)
-    (work / "device_kernel.ptx").write_text(ptx, encoding="utf-8")
-    command = [compiler.ptxas, f"-arch={target.sm}", "-m64", "-v", *split.ptxas]
+    job.write("device_kernel.ptx", ptx)
+    command = [compiler.ptxas, f"-arch={job.target.sm}", "-m64", "-v", *split.ptxas]
     try:
-        said = run_tool([*command, "device_kernel.ptx", "-o", "kernel.cubin"], where, deadline - time.monotonic(), work)
+        said = job.run([*command, "device_kernel.ptx", "-o", "kernel.cubin"])
     except BuildError:
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= job.deadline:
             raise
         return None
-    data = ptx.encode() if target.is_virtual else (work / "kernel.cubin").read_bytes()
+    data = ptx.encode() if job.target.is_virtual else (job.work / "kernel.cubin").read_bytes()
     return data, log + said, "nvrtc"
 
 
