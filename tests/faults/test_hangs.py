@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from faults.scene import FASTEST, HERE, PATIENCE, Ended, Scene, bystanders, expect_only_the_bad_lost, faults
 
-PROFILE = {"timeout": PATIENCE, "compile-timeout": 4 * PATIENCE}
+PROFILE = {"timeout": PATIENCE, "compile-timeout": 5 * PATIENCE}
 
 
 def test_kernels_and_factories_that_hang(scenes: Callable[[str], Scene]) -> None:
@@ -22,7 +22,7 @@ def test_kernels_and_factories_that_hang(scenes: Callable[[str], Scene]) -> None
         chosen = [{"work": FASTEST}, *bystanders(4), *kernels, *factories]
         scene.random.shuffle(chosen)
         scene.write(chosen, profile=PROFILE)
-    for scene, ended in zip(made, together(made, jobs=3), strict=True):
+    for scene, ended in zip(made, together(made, jobs=5), strict=True):
         expect_only_the_bad_lost(scene, ended)
 
 
@@ -40,7 +40,7 @@ def test_compilers_that_hang_or_crash(scenes: Callable[[str], Scene]) -> None:
             "FAULTY_CC": f" {' '.join(f'{at}:{kind}' for at, kind in struck)} ",
             "FAULTY_REAL_CC": real,
         }
-    for scene, ended in zip(made, together(made, jobs=4), strict=True):
+    for scene, ended in zip(made, together(made, jobs=6), strict=True):
         where = f"seed {scene.seed}:\n{ended.said}\n{scene.log[-4000:]}"
         assert ended.status == 0, where
         lost = scene.lost()
