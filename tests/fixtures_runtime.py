@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tlaot.manifest import FOLDER, FileDigest, Kernel, Manifest, Param, Variant, digest_of, dumps
 
 SOURCES = Path(__file__).parent / "native_fixture"
@@ -28,12 +30,21 @@ FLOAT32 = 2 * 256 + 32
 
 
 def compile_kernel(
-    count: int, out_mask: int, level: int = 1, label: int = 0, align: int = 1, dtype: int = 0, spin: int = 0
+    count: int,
+    out_mask: int,
+    level: int = 1,
+    label: int = 0,
+    align: int = 1,
+    dtype: int = 0,
+    spin: int = 0,
+    loose: bool = False,
 ) -> bytes:
     """Bytes of an ``executable.so`` for a number of parameters, of which a mask says the outputs."""
     defines = {"COUNT": count, "OUT_MASK": out_mask, "LEVEL": level, "LABEL": label, "ALIGN": align, "DTYPE": dtype}
     if spin:
         defines["SPIN"] = spin
+    if loose:
+        defines["LOOSE"] = 1
     return compile_source("elementwise.c", **defines)
 
 
@@ -54,6 +65,18 @@ def compile_source(source: str, **defines: int) -> bytes:
             check=True,
         )
         return out.read_bytes()
+
+
+@functools.cache
+def direct_library() -> bytes:
+    """Bytes of a ``direct.so``."""
+    import os
+
+    from tlaot.tune.compiling.link import link_direct
+    from tlaot.tune.compiling.toolchain import find_cc
+
+    with tempfile.TemporaryDirectory() as folder:
+        return link_direct(Path(folder), find_cc(os.environ))
 
 
 def variant(
@@ -80,9 +103,12 @@ def variant(
 
 
 def write_package(
-    root: Path, package: str, kernels: Mapping[str, Sequence[tuple[Variant, bytes]]], init: str = ""
+    root: Path,
+    package: str,
+    kernels: Mapping[str, Sequence[tuple[Variant, bytes]]],
+    init: str = "",
 ) -> Manifest:
-    """Write ``root/package`` with a manifest and the binaries of its variants."""
+    """Write ``root/package`` with a manifest and the files of its variants."""
     folder = root / package
     shutil.rmtree(folder, ignore_errors=True)
     (folder / FOLDER).mkdir(parents=True)
@@ -91,14 +117,37 @@ def write_package(
     for name, built in kernels.items():
         variants = []
         for one, binary in built:
-            place = folder / FOLDER / one.path
-            place.mkdir(parents=True)
-            (place / "executable.so").write_bytes(binary)
-            variants.append(with_files(one, {"executable.so": digest_of(binary)}))
+            variants.append(write_variant(folder / FOLDER, one, binary))
         made[name] = Kernel(name, tuple(variants))
     manifest = Manifest(package, made, "0.1.0")
     (folder / FOLDER / "manifest.json").write_text(dumps(manifest))
     return manifest
+
+
+# Whether what is written has a direct.so, as a package that tlaot builds.
+has_direct = False
+
+
+@pytest.fixture
+def direct_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls through ``direct.so``."""
+    monkeypatch.setitem(globals(), "has_direct", True)
+
+
+@pytest.fixture(params=["direct", "python"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls through ``direct.so``, and the way of a package without."""
+    monkeypatch.setitem(globals(), "has_direct", request.param == "direct")
+
+
+def write_variant(folder: Path, one: Variant, binary: bytes) -> Variant:
+    """Write a variant's files below the manifest's folder; the variant that lists them."""
+    place = folder / one.path
+    place.mkdir(parents=True)
+    contents = {"executable.so": binary, **({"direct.so": direct_library()} if has_direct else {})}
+    for file, data in contents.items():
+        (place / file).write_bytes(data)
+    return with_files(one, {file: digest_of(data) for file, data in contents.items()})
 
 
 def with_files(one: Variant, files: Mapping[str, FileDigest]) -> Variant:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fixtures_runtime
+import pytest
 from fixtures_runtime import compile_kernel, scalar, tensor, variant, write_package
 
 from tlaot.manifest import Param, Variant
@@ -86,4 +88,6 @@ def listed() -> dict[str, list[tuple[Variant, bytes]]]:
 def write(folder: Path, package: str, *names: str) -> None:
     """Write ``folder/package`` with those kernels; all by default."""
     kernels = listed()
-    write_package(folder, package, {name: kernels[name] for name in names or kernels})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fixtures_runtime, "has_direct", True)  # as what is built
+        write_package(folder, package, {name: kernels[name] for name in names or kernels})

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures_runtime import FLOAT32, compile_kernel, scalar, tensor, variant
+from fixtures_runtime import FLOAT32, both_ways, compile_kernel, scalar, tensor, variant, write_variant  # noqa: F401
 
 from tlaot.errors import CallError, DispatchError, PackageError
-from tlaot.manifest import Kernel, Manifest, Param, Variant, digest_of
+from tlaot.manifest import Kernel, Manifest, Param, Variant
 from tlaot.runtime.load import Kernel as LoadedKernel
 from tlaot.runtime.load import open_manifest
 
 np = pytest.importorskip("numpy")
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
@@ -24,14 +25,7 @@ needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
 
 def kernel(tmp_path: Path, *built: tuple[Variant, bytes]) -> LoadedKernel:
     """A kernel of the given variants, its files under the test's folder."""
-    import dataclasses
-
-    variants = []
-    for one, binary in built:
-        folder = tmp_path / one.path
-        folder.mkdir(parents=True)
-        (folder / "executable.so").write_bytes(binary)
-        variants.append(dataclasses.replace(one, files={"executable.so": digest_of(binary)}))
+    variants = [write_variant(tmp_path, one, binary) for one, binary in built]
     return open_manifest(Manifest("pkg", {"k": Kernel("k", tuple(variants))}, "0"), tmp_path).k
 
 
@@ -394,9 +388,9 @@ def test_an_error_of_the_kernel_itself_is_passed_on(tmp_path: Path) -> None:
 
 def test_callers_do_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ever new sizes of a dynamic kernel."""
-    from tlaot.runtime import load
+    from tlaot.runtime import path
 
-    monkeypatch.setattr(load, "_MOST_CALLERS", 16)
+    monkeypatch.setattr(path, "_MOST_CALLERS", 16)
     k = add(tmp_path, "m")
     for m in range(100):
         assert k(np.ones(m, "f4"), np.ones(m, "f4")).sum() == 2 * m
@@ -405,9 +399,9 @@ def test_callers_do_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.M
 
 def test_threads_that_forget_each_others_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More sizes than are remembered, in several threads and with several types at once: every result is its call's."""
-    from tlaot.runtime import load
+    from tlaot.runtime import path
 
-    monkeypatch.setattr(load, "_MOST_CALLERS", 2)
+    monkeypatch.setattr(path, "_MOST_CALLERS", 2)
     k, wrong = add(tmp_path, "m"), []
 
     def work(seed: int) -> None:
@@ -461,7 +455,7 @@ def test_torch_tensors_that_would_be_silently_wrong(tmp_path: Path) -> None:
     assert float(k(a, wants.detach()).sum()) == 64
     assert float(k(a, torch.nn.Parameter(wants.detach(), requires_grad=False)).sum()) == 64
     with pytest.raises(CallError, match="lazily negated"):
-        k(a, torch._neg_view(a))
+        k(a, torch.complex(a, a).conj().imag)
     for bad in (torch.ones(4, 8, device="meta"), torch.ones(4, 8).to_sparse()):
         with pytest.raises(CallError, match="Pass a dense tensor on cpu or cuda"):
             k(a, bad)

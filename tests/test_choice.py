@@ -256,14 +256,14 @@ def work():
         tlaot.load("choice", path=sys.argv[1]).k.resolve(cuda(8, device=1), cuda(8, device=1))
         from tlaot.runtime import notes
         notes._said.clear()
-        notes.say_once("choice.k", kernels.k.resolve(cuda(8), cuda(8)), 0, 1)
+        notes.say_once("choice.k", kernels.k.resolve(cuda(8), cuda(8)), 0)
 threads = [threading.Thread(target=work) for _ in range(3)]
 [thread.start() for thread in threads]
 for _ in range(30):
     pid = os.fork()
     if pid == 0:
         found = tlaot.load("choice", path=sys.argv[1]).k.resolve(cuda(8), cuda(8)).target
-        notes.say_once("choice.k", kernels.k.resolve(cuda(8), cuda(8)), 0, 1)
+        notes.say_once("choice.k", kernels.k.resolve(cuda(8), cuda(8)), 0)
         os._exit(0 if found == "cuda:compute_80" else 1)
     assert os.waitpid(pid, 0)[1] == 0
 stop.set()

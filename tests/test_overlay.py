@@ -594,7 +594,7 @@ def test_a_retuned_device_is_not_told_to_retune(
         overlay = tlaot.load("ov_note")._overlay
         assert overlay is not None
         assert overlay.covers(cuda_place(0)) == covered
-        notes.say_once("ov_note.add", one, 0, 1, retuned=covered)
+        notes.say_once("ov_note.add", one, 0, retuned=covered)
         assert [str(w.message).partition("Run: ")[2] for w in recwarn.list] == (
             [] if covered else ["tlaot retune ov_note"]
         )

@@ -474,7 +474,7 @@ def test_a_better_companion_is_told_of(
     better = places.companions_for(kernels._homes, (8, 6), "cuda:sm_80")
     assert better == {"pl-better-sm_86==1.2": ["cuda:sm_86"]}
     for _ in range(2):
-        notes.say_once("pl_better.add", kernels.add.variants[0], 0, 1, companions=better)
+        notes.say_once("pl_better.add", kernels.add.variants[0], 0, companions=better)
     (warning,) = recwarn.list
     assert str(warning.message) == (
         "pl_better.add: runs the code for cuda:sm_80 on NVIDIA A10; code made for it is in a companion that is not installed. "

@@ -21,6 +21,8 @@ from .errors import PackageError
 from .layout import Entries, lay_out, read_layout
 
 __all__ = [
+    "DIRECT",
+    "DIRECT_TYPE",
     "EXECUTABLE",
     "FORMAT_VERSION",
     "VARIANT_NAME",
@@ -44,6 +46,10 @@ FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 VARIANT_NAME = "variant.json"
 EXECUTABLE = "executable.so"
+# Of all variants the same: what takes calls from Python into executable.so.
+DIRECT = "direct.so"
+# What it exports; the number is that of the interface.
+DIRECT_TYPE = "tlaot_direct_type_1"
 FOLDER = "_tlaot"
 
 _REBUILD = "Reinstall the package; if you built it, build it again."

@@ -12,6 +12,7 @@ from ..manifest import MANIFEST_NAME, Manifest, Variant, loads
 from ..packaged import Found, find_packaged, open_wheel
 from .archive import check_members, check_record, check_tags, platforms_of, read_wheel
 from .binary import Binary, check_binary, check_device_code, check_glibc, read_binary
+from .direct import check_direct
 from .files import check_coverage, check_digests, check_entry, check_layout, check_manifest
 from .finding import Finding, findings_of
 from .opening import check_opening
@@ -28,7 +29,12 @@ PACKAGE_CHECKS = {
     "files": check_layout,
     "traces": check_manifest_traces,
 }
-VARIANT_CHECKS = {"digest": check_digests, "entries": check_entry, "traces": check_traces}
+VARIANT_CHECKS = {
+    "digest": check_digests,
+    "entries": check_entry,
+    "traces": check_traces,
+    "direct": check_direct,
+}
 BINARY_CHECKS: dict[str, Callable[[Case, Binary], Iterable[Finding]]] = {
     "binary": check_binary,
     "glibc": check_glibc,

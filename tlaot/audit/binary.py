@@ -22,15 +22,15 @@ from .finding import Finding
 from .plan import Plan, compare_plan, read_plan
 from .subject import EXECUTABLE, Case
 
-__all__ = ["Binary", "check_binary", "check_device_code", "check_glibc", "read_binary"]
+__all__ = ["LIBC", "UNSTRIPPED", "Binary", "check_binary", "check_device_code", "check_glibc", "read_binary"]
 
 MACHINES = {EM_X86_64: "x86_64", EM_AARCH64: "aarch64"}
 
 _CALL, _CPU_LEVEL, _PRELOAD = "__tvm_ffi_tlaot_call", "__tvm_ffi_tlaot_cpu_level", "__tvm_ffi_tlaot_preload"
 # glibc's own libraries; libdl and libpthread are separate files before glibc 2.34.
-_LIBC = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+")
+LIBC = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[a-z0-9-]+\.so\.\d+")
 # What a stripped object has none of.
-_UNSTRIPPED = re.compile(r"\.symtab|\.strtab|\.z?debug_.*|\.stab.*")
+UNSTRIPPED = re.compile(r"\.symtab|\.strtab|\.z?debug_.*|\.stab.*")
 _REBUILD = "Build it again."
 
 # The profiles of wheels that were named before they were numbered (PEP 513, 571, 599).
@@ -102,7 +102,7 @@ def check_binary(case: Case, binary: Binary) -> Iterator[Finding]:
 def _faults(case: Case, binary: Binary) -> Iterator[tuple[str, str]]:
     dynamic, mapped = binary.dynamic, binary.mapped
     for library in dynamic.needed:
-        if not _LIBC.fullmatch(library):
+        if not LIBC.fullmatch(library):
             yield f"needs {library}", "Only the C library is on every machine: link it statically, or do without it."
     for path in dynamic.search_path:
         yield f"has the search path (RPATH) {path!r}", "Remove it: patchelf --remove-rpath."
@@ -118,7 +118,7 @@ def _faults(case: Case, binary: Binary) -> Iterator[tuple[str, str]]:
     yield from ((fault, _REBUILD) for fault in mapped.faults)
     if not mapped.kept:
         yield "may be unloaded while its threads and its device code are in use (no -z nodelete)", _REBUILD
-    unstripped = sorted(name for name in binary.sections if _UNSTRIPPED.fullmatch(name))
+    unstripped = sorted(name for name in binary.sections if UNSTRIPPED.fullmatch(name))
     if unstripped:
         yield f"is not stripped: it has {', '.join(unstripped)}", "Run strip --strip-all on it, then tlaot seal."
     machine = MACHINES.get(dynamic.machine)

@@ -17,7 +17,17 @@ from .dispatch import Argument, Place, given_params
 from .framework import Allocate, Framework, Function, Own
 from .frameworks import framework_of
 
-__all__ = ["Caller", "Described", "Probe", "describe", "make_caller", "make_callers", "make_probe"]
+__all__ = [
+    "Caller",
+    "Described",
+    "Probe",
+    "bind_strides",
+    "bind_symbols",
+    "describe",
+    "make_caller",
+    "make_callers",
+    "make_probe",
+]
 
 Caller = Callable[[tuple[Any, ...]], Any]
 Probe = Callable[[tuple[Any, ...]], Any]
@@ -200,7 +210,7 @@ def _allocating(where: str, variant: Variant, function: Function, call: Describe
     params, out_idx = variant.params, variant.out_idx
     if call.framework is None:
         raise CallError(where, "no argument is a tensor, so outputs have no device", "Pass the outputs too.")
-    sizes, late = _bind(variant, call.arguments)
+    sizes, late = bind_symbols(variant, call.arguments)
     makers = [_output_maker(where, params[i], call, sizes, late) for i in out_idx]
     finish = call.framework.finish
     if finish is None and len(makers) == 1 and out_idx[0] == len(params) - 1:
@@ -261,7 +271,7 @@ def bind_strides(param: Param, sizes: Mapping[str, int]) -> Param:
     return replace(param, strides=tuple(sizes.get(s, s) if isinstance(s, str) else s for s in param.strides))
 
 
-def _bind(variant: Variant, arguments: Sequence[Argument]) -> tuple[dict[str, int], dict[str, int]]:
+def bind_symbols(variant: Variant, arguments: Sequence[Argument]) -> tuple[dict[str, int], dict[str, int]]:
     """Symbolic sizes that the inputs' shapes give, and for those that a scalar gives its position in the call."""
     given = given_params(variant, len(arguments)) or ()
     sizes: dict[str, int] = {}

@@ -27,6 +27,7 @@ __all__ = [
     "spell_workload",
     "symbolic_sizes",
     "target_of",
+    "wants_factory_args",
 ]
 
 Sizes: TypeAlias = tuple[int | str, ...]
@@ -141,13 +142,7 @@ def find_mismatches(
 ) -> Iterable[tuple[str, str]]:
     """Why a variant does not fit a call, each reason with its kind; nothing where it does."""
     yield from refuse_place(variant, place)
-    for name, value in factory_args.items():
-        # True == 1 in Python, yet they are different workloads.
-        if name not in variant.shape or not isinstance(value, (bool, int, float, str, type(None))):
-            yield "factory", f"has no factory argument {name} of this kind"
-            continue
-        if variant.shape.get(name) != value or isinstance(variant.shape.get(name), bool) != isinstance(value, bool):
-            yield "factory", f"{name} is {variant.shape.get(name)!r}, asked for {value!r}"
+    yield from _factory_mismatches(variant, factory_args)
     given = given_params(variant, len(arguments))
     if given is None:
         least = len(variant.params) - len(variant.out_idx)
@@ -159,6 +154,11 @@ def find_mismatches(
         what = f"argument {position} ({param.name})"
         for kind, text in _argument_mismatches(param, argument, sizes):
             yield kind, f"{what} {text}"
+
+
+def wants_factory_args(variant: Variant, factory_args: Mapping[str, Any]) -> bool:
+    """Whether a variant was made with these arguments of its factory."""
+    return not any(_factory_mismatches(variant, factory_args))
 
 
 def given_params(variant: Variant, count: int) -> tuple[Param, ...] | None:
@@ -174,6 +174,16 @@ def refuse_place(variant: Variant, place: Place) -> Iterable[tuple[str, str]]:
     """Why a variant does not run on a device, whatever it is called with; nothing where it does."""
     yield from _target_mismatches(target_of(variant.target), place)
     yield from _memory_mismatches(variant, place)
+
+
+def _factory_mismatches(variant: Variant, factory_args: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, value in factory_args.items():
+        # True == 1 in Python, yet they are different workloads.
+        if name not in variant.shape or not isinstance(value, (bool, int, float, str, type(None))):
+            yield "factory", f"has no factory argument {name} of this kind"
+            continue
+        if variant.shape.get(name) != value or isinstance(variant.shape.get(name), bool) != isinstance(value, bool):
+            yield "factory", f"{name} is {variant.shape.get(name)!r}, asked for {value!r}"
 
 
 def _target_mismatches(target: Target, place: Place) -> Iterable[tuple[str, str]]:

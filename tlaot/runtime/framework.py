@@ -11,6 +11,7 @@ from ..manifest import Param
 from .dispatch import Argument
 
 __all__ = [
+    "MISALIGNED",
     "Allocate",
     "Device",
     "Framework",
@@ -21,6 +22,9 @@ __all__ = [
     "static_strides",
     "unprotected",
 ]
+
+# How entry.c begins what it says of an argument at such an address: nothing has run yet.
+MISALIGNED = "misaligned data, expected"
 
 Device = tuple[int, int]
 Allocate = Callable[[Any], Any]

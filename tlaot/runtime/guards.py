@@ -13,15 +13,12 @@ from typing import Any
 from ..errors import CallError
 from ..manifest import Param, Variant
 from .dispatch import copies, differs
-from .framework import Function
+from .framework import MISALIGNED, Function
 from .frameworks import framework_of
 from .saying import warn_once
 from .seen import note
 
 __all__ = ["guard"]
-
-# How entry.c begins what it says of such an argument: nothing has run yet.
-_MISALIGNED = "misaligned data, expected"
 
 
 def guard(where: str, variant: Variant, function: Function) -> Function:
@@ -80,7 +77,7 @@ def _copying(where: str, params: Sequence[Param], function: Function) -> Functio
         try:
             function(*args)
         except ValueError as error:
-            if _MISALIGNED not in str(error):
+            if MISALIGNED not in str(error):
                 raise
             copies = _align(params, args)
             if not copies:

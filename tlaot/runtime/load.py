@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CallError, DispatchError, LoadError, PackageError, did_you_mean
-from ..manifest import Manifest, Variant, place_of
+from ..manifest import DIRECT, Manifest, Variant, place_of
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
 from .binary import CALL, CPU_LEVEL, EXECUTABLE, load_binary, load_function, loading
-from .call import Caller, Described, Probe, describe, make_callers, make_probe
+from .call import Caller, Described, describe
 from .choose import pick_variant
 from .device import cuda_capability, cuda_place
-from .dispatch import Argument, Place, copies, describe_params, differs, resolve, spell_variant
+from .dispatch import Argument, Place, copies, describe_params, differs, resolve, spell_variant, wants_factory_args
 from .floors import require_floors
 from .frameworks import leave_untraced
 from .notes import say_once
+from .path import CallPath, Decision, Way
 from .places import (
     OVERLAY_VARIABLE,
     Folders,
@@ -34,7 +35,8 @@ from .places import (
     unpack_homes,
     variants_of,
 )
-from .refusal import check_factory_names
+from .refusal import check_factory_names, refuse_binding
+from .region import Range, find_ranges
 from .seen import note
 
 if TYPE_CHECKING:
@@ -43,11 +45,6 @@ if TYPE_CHECKING:
     from .preload import Only, Preloaded
 
 __all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
-
-Callers: TypeAlias = dict[Hashable, tuple[Caller, Caller]]
-
-# A server that sees ever new sizes must not grow without bound; describing a call again is cheap.
-_MOST_CALLERS = 4096
 
 # Set in the processes of a build: they import the author's package before it has kernels, and a package that loads them
 # when it is imported must not fail there.
@@ -88,7 +85,7 @@ def load(
     # a lock of the import system whose holder does not exist there.
     import tvm_ffi  # noqa: F401
 
-    leave_untraced(Kernel.__call__)
+    leave_untraced(CallPath.__call__)
     policy = _policy_of(package, on_miss, fallback)
     try:
         homes = find_homes(package, path)
@@ -110,10 +107,13 @@ def _reopen(
     on_miss: OnMiss | None = None,
     fallback: Mapping[str, Replacement] | None = None,
     name: str | None = None,
+    factory_args: Mapping[str, Any] | None = None,
 ) -> Any:
     found = unpack_homes(homes)
     kernels = Kernels(package, found, _overlay_of(package, found), _policy_of(package, on_miss, fallback))
-    return kernels if name is None else kernels[name]
+    if name is None:
+        return kernels
+    return kernels[name].bind(**factory_args) if factory_args else kernels[name]
 
 
 def _overlay_of(package: str, homes: Sequence[Home]) -> Overlay | None:
@@ -235,7 +235,7 @@ class Kernels:
         return f"package {self._package} has no kernel {name!r}{hint}"
 
 
-class Kernel:
+class Kernel(CallPath):
     """All packaged variants of one kernel; calling it runs the one that fits the arguments.
 
     Args:
@@ -245,6 +245,11 @@ class Kernel:
         homes: All places of the package's kernels.
         overlay: What was found to be the fastest on this machine; None for nothing.
         policy: What is done with calls that no variant fits, and which variants are pinned; None for an error, and none.
+
+    Attributes:
+        name: Its name.
+        variants: Its variants; of a bound kernel those that have these factory arguments.
+        factory_args: The factory's arguments that are bound.
     """
 
     def __init__(
@@ -258,69 +263,55 @@ class Kernel:
     ) -> None:
         located = tuple(located)
         variants = tuple(variant for variant, _ in located)
+        super().__init__(where, variants)
         self.name = name
         self.variants = variants
-        self._where = where
+        self.factory_args: Mapping[str, Any] = {}
+        self._all = variants
         self._homes = homes
         self._overlay = overlay
         self._policy = policy
         self._folders = {id(variant): folder for variant, folder in located}
         self._modules: dict[Path, Any] = {}
-        self._strides = any(p.strides is not None for v in variants for p in v.params)
-        self._dtypes = _tell_by_dtype(variants)
-        # By the arguments' types: what asks the arguments for their key, and what to run by key.
-        self._callers: dict[tuple[type, ...], tuple[Probe, Callers]] = {}
-        # Of the previous call, replaced as one so that threads never mix two calls; the last two are its key and what it ran.
-        self._last: tuple[Probe, Callers, Any, Caller] = _no_caller, {}, (), _no_caller
 
-    def __call__(self, *args: Any, **factory_args: Any) -> Any:
-        """Run the kernel.
+    def bind(self, **factory_args: Any) -> Kernel:
+        """The kernel with arguments of its factory fixed: ``causal = kernels.attention.bind(causal=True)``.
+
+        A call of it costs what one of a kernel without a choice costs, and takes the arguments of the factory that are left. It
+        can be pickled, and bound further.
 
         Args:
-            *args: The kernel's parameters in order: all of them, outputs included (they are written in place),
-                or all but the outputs (they are allocated on the inputs' device by the inputs' framework).
-                Tensors of torch, numpy or anything with ``__dlpack__``; Python numbers for scalars. A CUDA kernel
-                runs on torch's current stream of the tensors' device.
-            **factory_args: Arguments of the kernel's factory, where the tensors alone leave a choice.
-
-        Returns:
-            The output, or a list of several; None if the kernel declares none.
+            **factory_args: Names and values, as in ``[[kernel]] shapes`` of the package's ``tltune.toml``.
 
         Raises:
-            CallError: The arguments fit no kernel of this name, whatever was packaged.
-            DispatchError: No packaged variant fits; the message says why for each.
-            PackageError: The variant's file is missing or damaged.
-            LoadError: The variant's file or the device cannot be used on this machine.
-            ValueError, TypeError: The binary's own checks refuse an argument: strides, alignment of its address.
+            CallError: The factory has no argument of this name, no variant was packaged with these values, or one is bound
+                to another value.
         """
-        probe, callers, last, caller = self._last
-        key = probe(args)  # None for arguments of other types
-        # Comparing with the previous call's key costs less than a look-up.
-        if key != last or factory_args:
-            found = None if factory_args else callers.get(key)
-            if found is None:
-                found = self._find_callers(args, factory_args)
-            else:
-                self._last = probe, callers, key, found[0]
-            caller = found[0]
-        try:
-            return caller(args)
-        except BufferError:
-            return self._lend(args, factory_args)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise self._worded(args, factory_args, error) from None
+        made = self._with(factory_args)
+        check_factory_names(self._where, self._all, made.factory_args)
+        if self._all and not made.variants:
+            raise refuse_binding(self._where, self._all, made.factory_args)
+        return made
+
+    def _with(self, factory_args: Mapping[str, Any]) -> Kernel:
+        for name, bound in self.factory_args.items():
+            if name in factory_args and (factory_args[name] != bound or type(factory_args[name]) is not type(bound)):
+                what = f"{name} is bound to {bound!r}, asked for {factory_args[name]!r}"
+                raise CallError(self._where, what, "Bind the kernel that is not bound.")
+        made: Kernel = object.__new__(self._plain)
+        vars(made).update(vars(self))
+        made.factory_args = {**self.factory_args, **factory_args}
+        made.variants = tuple(v for v in self.variants if wants_factory_args(v, factory_args))
+        CallPath.__init__(made, self._where, made.variants or self._all)
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (
-            self._where.rpartition(".")[0],
-            pack_homes(self._homes),
-            *_pack_policy(self._policy),
-            self.name,
-        )
+        place = self._where.rpartition(".")[0], pack_homes(self._homes)
+        return _reopen, (*place, *_pack_policy(self._policy), self.name, dict(self.factory_args))
 
     def resolve(self, *args: Any, **factory_args: Any) -> Variant:
         """The variant that a call with these arguments runs; raises what the call would."""
-        return self._pick(describe(self._where, args, self._strides), factory_args)
+        return self._pick(describe(self._where, args, self._strides), {**self.factory_args, **factory_args})
 
     def weigh(
         self, arguments: Sequence[Argument], device: tuple[int, int], factory_args: Mapping[str, Any]
@@ -381,29 +372,17 @@ class Kernel:
         targets = ", ".join(sorted({v.target for v in self.variants}))
         signature = describe_params(self.variants[0]) if self.variants else "()"
         more = f" and {len(self.variants) - 1} more" if len(self.variants) > 1 else ""
-        return f"<tlaot.Kernel {self._where}{signature}{more}; {targets or 'no target'}>"
+        bound = "".join(f"; {name}={value!r}" for name, value in self.factory_args.items())
+        return f"<tlaot.Kernel {self._where}{signature}{more}; {targets or 'no target'}{bound}>"
 
-    def _lend(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> Any:
-        """The call again, after an export through DLPack was refused: nothing has run yet."""
-        _, callers, _, key = self._look(args, factory_args)
-        lending = self._find_callers(args, factory_args)[1]
-        try:
-            out = lending(args)
-        except (TypeError, ValueError, RuntimeError, BufferError) as error:
-            raise self._worded(args, factory_args, error) from None
-        # Such arrays come again, weights for instance; others of this key are passed as they are.
-        callers[key] = lending, lending
-        self._last = _no_caller, {}, (), _no_caller
-        return out
-
-    def _worded(self, args: tuple[Any, ...], factory_args: Mapping[str, Any], error: Exception) -> Exception:
+    def _worded(self, args: tuple[Any, ...], error: Exception) -> Exception:
         """What the FFI or the kernel's own checks refused, or what was raised above them, in our words if we have any.
 
         Raises:
             CallError, DispatchError: In these.
         """
         try:
-            self._pick(describe(self._where, args, self._strides), factory_args)
+            self._pick(describe(self._where, args, self._strides), self.factory_args)
         except DispatchError:
             if self._policy is None or self._policy.on_miss == "error":
                 raise
@@ -412,55 +391,45 @@ class Kernel:
             return ValueError(f"{error}\nPass a compact copy: np.ascontiguousarray(x), or x.contiguous().")
         return error
 
-    def _look(
-        self, args: tuple[Any, ...], factory_args: Mapping[str, Any]
-    ) -> tuple[Probe, Callers, Hashable, Hashable]:
-        """What asks arguments of these types for their key, the callers for these types, the key, and that with ``factory_args``."""
-        kinds = tuple(map(type, args))
-        if kinds not in self._callers:
-            self._callers[kinds] = make_probe(self._where, args, self._strides, self._dtypes), {}
-        probe, callers = self._callers[kinds]
-        seen = probe(args)
-        return probe, callers, seen, (seen, repr(sorted(factory_args.items()))) if factory_args else seen
-
-    def _find_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
-        probe, callers, seen, key = self._look(args, factory_args)
-        found = callers.get(key)
-        if found is None:
-            found = self._make_callers(args, factory_args)
-            if len(callers) >= _MOST_CALLERS:
-                callers.clear()
-            callers[key] = found
-        if not factory_args:
-            self._last = probe, callers, seen, found[0]
-        return found
-
-    def _make_callers(self, args: tuple[Any, ...], factory_args: Mapping[str, Any]) -> tuple[Caller, Caller]:
+    def _decide(self, args: tuple[Any, ...]) -> Decision | Caller:
         call = describe(self._where, args, self._strides)
         try:
-            variant = self._pick(call, factory_args)
+            variant = self._pick(call, self.factory_args)
         except DispatchError as error:
-            replacement = self._replace(call, factory_args, error)
-            return replacement, replacement
+            return self._replace(call, self.factory_args, error)
         function = self.module_of(variant)[CALL]
+        plain = None if differs(variant) else function
         if copies(variant) or differs(variant):
             from .guards import guard
 
             function = guard(self._where, variant, function)
-        callers = make_callers(self._where, variant, function, call, args)
         note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(variant))
         if read_target(variant.target).is_cuda and call.device is not None:
             place = cuda_place(call.device[1])
             retuned = self._overlay is not None and self._overlay.covers(place)
             better = companions_for(self._homes, place.capability, variant.target) if place.capability else ()
-            say_once(self._where, variant, call.device[1], stacklevel=4, retuned=retuned, companions=better)
-        return callers
+            say_once(self._where, variant, call.device[1], retuned=retuned, companions=better)
+        way = None if plain is None else self._way_of(variant)
+        ranges = None if way is None else self._ranges_of(call, variant)
+        return Decision(call, variant, function, plain, ranges, way)
+
+    def _ranges_of(self, call: Described, variant: Variant) -> list[list[Range]] | None:
+        """The other sizes that a decision holds for; an overlay decides for single sizes."""
+        if self._overlay is not None:
+            return None
+        place = self._place(call, self.factory_args)
+        return find_ranges(self._all, variant, call.arguments, place, self.factory_args)
+
+    def _way_of(self, variant: Variant) -> Way | None:
+        if DIRECT not in variant.files:
+            return None
+        return Way(self._folders[id(variant)] / place_of(variant, DIRECT), variant.files[DIRECT])
 
     def _pick(self, call: Described, factory_args: Mapping[str, Any]) -> Variant:
-        if not self.variants:
+        if not self._all:
             factory_args = {}  # whatever they are: the companion that knows them is not installed
         place = self._place(call, factory_args)
-        variants: Sequence[Variant] = self.variants
+        variants: Sequence[Variant] = self._all
         pin = None if self._policy is None else self._policy.pins.get(self.name)
         if pin is not None:
             from .pin import pinned
@@ -472,14 +441,14 @@ class Kernel:
             raise self._name_companions(error, place) from None
         if self._overlay is None or pin is not None:
             return chosen
-        return self._overlay.replace(self.name, self.variants, chosen, call.arguments, place, factory_args)
+        return self._overlay.replace(self.name, self._all, chosen, call.arguments, place, factory_args)
 
     def _replace(self, call: Described, factory_args: Mapping[str, Any], error: DispatchError) -> Caller:
         """What the miss policy has called in place of a variant; raises what the call does where it has nothing."""
         from .miss import answer
 
         place = self._place(call, factory_args)
-        made = answer(self._policy, self._where, self.variants, call.arguments, place, factory_args, error)
+        made = answer(self._policy, self._where, self._all, call.arguments, place, factory_args, error)
         named = dict(factory_args)
         return lambda args: made(*args, **named)
 
@@ -490,28 +459,18 @@ class Kernel:
             capability = cuda_capability(place.device_id)
         except LoadError:
             return error
-        return name_companions(error, self._homes, self.variants, capability)
+        return name_companions(error, self._homes, self._all, capability)
 
     def _place(self, call: Described, factory_args: Mapping[str, Any]) -> Place:
         if call.device is None:
-            check_factory_names(self._where, self.variants, factory_args)
+            check_factory_names(self._where, self._all, factory_args)
             raise CallError(self._where, "no argument is a tensor, so the device is unknown", "Pass a tensor.")
         device_type, device_id = call.device
-        if device_type == DLPACK_CUDA and any(read_target(v.target).is_cuda for v in self.variants):
+        if device_type == DLPACK_CUDA and any(read_target(v.target).is_cuda for v in self._all):
             return cuda_place(device_id)
         place = Place(device_type, device_id)
         if device_type != DLPACK_CPU:
             return place
-        fitting, _ = resolve(self.variants, call.arguments, place, factory_args)
+        fitting, _ = resolve(self._all, call.arguments, place, factory_args)
         level = self.cpu_level_of(fitting) if fitting else None
         return Place(device_type, device_id, cpu_level=level)
-
-
-def _no_caller(args: tuple[Any, ...]) -> Any:
-    """Before the first call: the key of none."""
-    return None
-
-
-def _tell_by_dtype(variants: Sequence[Variant]) -> bool:
-    """Whether dispatch needs the arguments' dtypes; where it does not, the kernel's own check of them is enough."""
-    return len({tuple(p.dtype for p in v.params) for v in variants}) > 1

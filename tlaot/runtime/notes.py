@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Collection
 
@@ -19,7 +20,6 @@ def say_once(
     where: str,
     variant: Variant,
     device_id: int,
-    stacklevel: int,
     retuned: bool = False,
     companions: Collection[str] = (),
 ) -> None:
@@ -29,7 +29,6 @@ def say_once(
         where: The kernel, ``"package.name"``.
         variant: What runs.
         device_id: Ordinal of the device.
-        stacklevel: Frames between this one and the user's call.
         retuned: Whether an overlay has times of this device; then it does not matter for which one the config was tuned.
         companions: Those that are not installed and have code that would run in the variant's place.
 
@@ -50,7 +49,15 @@ def say_once(
         if _said.setdefault(key, token) is not token:
             continue
         try:
-            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+            warnings.warn(text, RuntimeWarning, stacklevel=_callers_level())
         except BaseException:
             _said.pop(key, None)
             raise
+
+
+def _callers_level() -> int:
+    """The level of warnings, counted from who asks, at which the run-time side was called: the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -24,7 +24,7 @@ from .dispatch import (
 )
 from .workload import infer_workloads, spell_toml
 
-__all__ = ["check_factory_names", "nearest_variants", "refuse_all", "refuse_ambiguous"]
+__all__ = ["check_factory_names", "nearest_variants", "refuse_all", "refuse_ambiguous", "refuse_binding"]
 
 # Of thousands of variants the nearest are shown.
 _MOST_SHOWN = 16
@@ -53,6 +53,14 @@ def check_factory_names(where: str, variants: Sequence[Variant], factory_args: M
             what = f"unknown factory argument {name!r}{did_you_mean(name, known)}"
             remedy = f"Arguments of the factory: {', '.join(known) or 'none'}."
         raise CallError(where, what, remedy)
+
+
+def refuse_binding(where: str, variants: Sequence[Variant], factory_args: Mapping[str, Any]) -> CallError:
+    """The error for arguments of the factory, each of which exists, that no variant was packaged with."""
+    asked = ", ".join(f"{name}={value!r}" for name, value in factory_args.items())
+    packaged = {tuple((name, v.shape[name]) for name in factory_args if name in v.shape) for v in variants}
+    listed = sorted(", ".join(f"{name}={value!r}" for name, value in one) for one in packaged if one)
+    return CallError(where, f"no variant was packaged with {asked}", f"Packaged are: {'; '.join(listed)}.")
 
 
 def refuse_ambiguous(where: str, choices: Sequence[Variant]) -> CallError:

@@ -16,6 +16,7 @@ from .. import __version__
 from ..audit.build import audit_built_folder
 from ..errors import BuildError, SpecError, did_you_mean
 from .compiling.compile import CompilePool
+from .compiling.link import link_direct
 from .groups import Work, all_groups, choose_groups, lacking_device, plan_group, refuse_nothing
 from .known import Known, drop_hopeless, is_locked, keep_buildable, recall, stand_in_key
 from .locks.lock import Entry, Key, Lock, key_of_workload
@@ -78,7 +79,8 @@ def build_package(
         winners = _make_winners(site, Selection())
         for left in output.parent.glob(f".{output.name}.*"):  # of a build that was killed; it would get into the wheel
             shutil.rmtree(left, ignore_errors=True)
-        files = write_package(output, spec.package, __version__, winners, settings.keep)
+        direct = link_direct(site.workshop.scratch, site.workshop.toolchain.host)
+        files = write_package(output, spec.package, __version__, winners, settings.keep, direct)
         _look_again(output, spec, winners, site)
     size = sum((output / file).stat().st_size for file in files)
     log(f"tlaot: {counted(len(winners), 'kernel')} in {counted(len(files), 'file')}, {size / 1024:.0f} KiB")

@@ -15,12 +15,13 @@ from pathlib import Path
 from ...atomic import write_atomically
 from ...elf import IMAGE_SECTION, DynamicInfo, is_elf, read_dynamic, section_names
 from ...errors import BuildError
+from ...manifest import DIRECT, DIRECT_TYPE
 from ...target import Target
 from ..frontends.lowered import Lowered
 from .glue import plan_source
 from .toolchain import HostCompiler, Toolchain, run_tool
 
-__all__ = ["EXECUTABLE", "audit_executable", "link_executable"]
+__all__ = ["EXECUTABLE", "audit_executable", "link_direct", "link_executable"]
 
 EXECUTABLE = "executable.so"
 NATIVE = Path(__file__).parents[1] / "native"
@@ -107,6 +108,35 @@ def link_executable(
     audit_executable(data, target, kernel_name)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / EXECUTABLE, data)
+
+
+def link_direct(scratch: Path, host: HostCompiler) -> bytes:
+    """``direct.so``, which takes calls from Python into a package's binaries.
+
+    It is for every kernel, target and version of Python; of Python's symbols it uses the stable ABI's, which are there where Python runs.
+
+    Raises:
+        BuildError: It does not compile.
+    """
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="direct-", dir=scratch) as folder:
+        work = Path(folder)
+        for name in ("direct.c", "python_api.h"):
+            shutil.copyfile(NATIVE / "direct" / name, work / name)
+        (work / "exports.map").write_text(f"{{ global: {DIRECT_TYPE}; local: *; }};\n")
+        link = [DIRECT if word == EXECUTABLE else word for word in _LINK]
+        # -O2: unlike an executable.so it is in a package once, and half of it runs at every call.
+        flags = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fno-asynchronous-unwind-tables", *_includes(DIRECT)]
+        run_tool(
+            [*host.cc, *_COMMON, f"-ffile-prefix-map={NATIVE}=tlaot", *flags, *link, "direct.c"],
+            DIRECT,
+            _TIMEOUT,
+            cwd=work,
+            extra_environ={"TMPDIR": folder},
+        )
+        idle = [word for name in _IDLE_SECTIONS if name != ".symtab" for word in ("-R", name)]
+        run_tool([*host.strip, "--strip-all", *idle, DIRECT], DIRECT, _TIMEOUT, cwd=work)
+        return (work / DIRECT).read_bytes()
 
 
 def audit_executable(data: bytes, target: Target, where: str) -> DynamicInfo:

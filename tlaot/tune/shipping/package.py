@@ -17,6 +17,7 @@ from typing import Any
 from ...atomic import dump_json
 from ...errors import PackageError
 from ...manifest import (
+    DIRECT,
     MANIFEST_NAME,
     VARIANT_NAME,
     Kernel,
@@ -91,7 +92,9 @@ class Packed:
     contents: Mapping[str, bytes]
 
 
-def write_package(output: Path, package: str, writer: str, winners: Sequence[Winner], keep: bool) -> tuple[Path, ...]:
+def write_package(
+    output: Path, package: str, writer: str, winners: Sequence[Winner], keep: bool, direct: bytes | None = None
+) -> tuple[Path, ...]:
     """Write the folder that the wheel embeds; it appears whole, in place of what was there.
 
     Args:
@@ -100,12 +103,13 @@ def write_package(output: Path, package: str, writer: str, winners: Sequence[Win
         writer: Version of tlaot.
         winners: What ships.
         keep: Ship sources and cubin beside each binary too.
+        direct: Content of ``direct.so``; None: calls from Python go without.
 
     Returns:
         The files, relative to ``output``, sorted.
     """
     ordered = sorted(winners, key=lambda winner: winner.workload.path)
-    return write_folders(output, package, writer, (pack_winner(winner, keep) for winner in ordered))
+    return write_folders(output, package, writer, (pack_winner(winner, keep, direct) for winner in ordered))
 
 
 def write_folders(output: Path, package: str, writer: str, packed: Iterable[Packed]) -> tuple[Path, ...]:
@@ -141,8 +145,8 @@ def write_folders(output: Path, package: str, writer: str, packed: Iterable[Pack
     return tuple(sorted(path.relative_to(output) for path in output.rglob("*") if path.is_file()))
 
 
-def pack_winner(winner: Winner, keep: bool) -> Packed:
-    """The folder of a winner; ``keep`` says whether its sources and cubin are in it."""
+def pack_winner(winner: Winner, keep: bool, direct: bytes | None = None) -> Packed:
+    """The folder of a winner; ``keep`` and ``direct`` as in :func:`write_package`."""
     workload, built, config = winner.workload, winner.built, plain_config(winner.config)
     contents = {
         EXECUTABLE: (built.folder / EXECUTABLE).read_bytes(),
@@ -151,6 +155,8 @@ def pack_winner(winner: Winner, keep: bool) -> Packed:
         "out_idx.json": dump_json(list(built.out_idx)),
         "params.json": dump_json([param_to_json(param) for param in built.params]),
     }
+    if direct is not None:
+        contents[DIRECT] = direct
     for name in _KEPT_SOURCES if keep else ():
         if (built.folder / name).is_file():
             contents[name] = (built.folder / name).read_bytes()
@@ -228,7 +234,7 @@ def write_packed(folder: Path, packed: Packed) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in packed.contents.items():
         (folder / name).write_bytes(data)
-        (folder / name).chmod(0o755 if name == EXECUTABLE else 0o644)
+        (folder / name).chmod(0o755 if name in (EXECUTABLE, DIRECT) else 0o644)
 
 
 def read_packed(folder: Path) -> Packed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import BuildError
-from ...manifest import FOLDER, MANIFEST_NAME, read_manifest
+from ...manifest import DIRECT, FOLDER, MANIFEST_NAME, read_manifest
 from ...spelling import spell_bytes, spell_table
 from ..compiling.compile import EXECUTABLE
 from ..specs.spec import Spec
@@ -70,7 +70,11 @@ def weigh(output: Path, package: str) -> tuple[list[Weight], int]:
                     sum(file.endswith(f"/{EXECUTABLE}") for file in files),
                     sum((output / file).stat().st_size for file in files),
                     sum(sizes.values()),
-                    sum(size for file, size in sizes.items() if not file.endswith((f"/{EXECUTABLE}", ".json"))),
+                    sum(
+                        size
+                        for file, size in sizes.items()
+                        if not file.endswith((f"/{EXECUTABLE}", f"/{DIRECT}", ".json"))
+                    ),
                 )
             )
     weights.sort(key=lambda w: (-w.deflated, w.kernel, w.target))

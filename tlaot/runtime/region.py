@@ -1,0 +1,153 @@
+"""For which other sizes a decision holds: a call with sizes of its own each time must not be decided anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..manifest import Param, Variant
+from .dispatch import Argument, Place, find_mismatches, given_params
+
+__all__ = ["Range", "find_ranges"]
+
+_MOST = 2**63 - 1
+
+
+class Range(NamedTuple):
+    """The sizes of one dimension of one argument.
+
+    Attributes:
+        low: The least.
+        high: The most.
+        arg: Position of an earlier argument that has the same size; -1: none.
+        dim: Its dimension.
+    """
+
+    low: int
+    high: int
+    arg: int = -1
+    dim: int = 0
+
+
+def find_ranges(
+    variants: Sequence[Variant],
+    chosen: Variant,
+    arguments: Sequence[Argument],
+    place: Place,
+    factory_args: Mapping[str, Any],
+) -> list[list[Range]] | None:
+    """Sizes around a call's for which the same variant is chosen, of each argument; None where it is chosen for these sizes only.
+
+    Which variants fit, and with that the choice, depends on a size by comparisons alone: with the fixed sizes of variants,
+    with the ends of their buckets, and with sizes that bear the same name. Between two such numbers nothing changes.
+
+    Args:
+        variants: All variants of the kernel.
+        chosen: The one that was chosen; each of its symbolic sizes gets a range.
+        arguments: The call's arguments.
+        place: Where the call runs.
+        factory_args: Arguments of the factory that the caller named.
+    """
+    given = given_params(chosen, len(arguments))
+    if given is None or not any(isinstance(size, str) for param in given for size in param.shape or ()):
+        return None
+    if any(param.strides is not None for variant in variants for param in variant.params):
+        return None
+    rivals = [
+        other
+        for other in variants
+        if other is not chosen
+        and all(kind == "shape" for kind, _ in find_mismatches(other, arguments, place, factory_args))
+    ]
+    named = _positions(given, arguments)
+    ranges: dict[str, tuple[int, int]] = {}
+    for name, places in named.items():
+        size = _size_at(arguments, places[0])
+        low, high = size_bounds(chosen).get(name, (0, _MOST))
+        if not low <= size <= high:
+            return None
+        ranges[name] = low, high
+    for other in rivals:
+        params = given_params(other, len(arguments)) or ()
+        theirs = _positions(params, arguments)
+        if any(len(param.shape or ()) != len(a.shape or ()) for param, a in zip(params, arguments, strict=True)):
+            continue  # of another rank: it fits no sizes of these
+        if not all(_is_one_size(places, given) for places in theirs.values()):
+            return None  # it wants sizes to be equal that may differ here
+        for name, places in named.items():
+            for at in places:
+                edges = _edges(other, _param_size(params, at))
+                ranges[name] = _narrow(ranges[name], _size_at(arguments, at), edges)
+    return [
+        _spread(i, param, argument, named, ranges)
+        for i, (param, argument) in enumerate(zip(given, arguments, strict=True))
+    ]
+
+
+def size_bounds(variant: Variant) -> Mapping[str, tuple[int, int]]:
+    """The least and the most of each symbolic size that a variant is for; a name that is missing is not bounded."""
+    return {}
+
+
+_Place = tuple[int, int]
+
+
+def _positions(given: Sequence[Param], arguments: Sequence[Argument]) -> dict[str, list[_Place]]:
+    """Where each symbolic size is: the argument and its dimension."""
+    found: dict[str, list[_Place]] = {}
+    for i, (param, argument) in enumerate(zip(given, arguments, strict=True)):
+        for d, size in enumerate(param.shape or ()) if argument.shape is not None else ():
+            if isinstance(size, str):
+                found.setdefault(size, []).append((i, d))
+    return found
+
+
+def _size_at(arguments: Sequence[Argument], at: _Place) -> int:
+    shape = arguments[at[0]].shape
+    assert shape is not None
+    return shape[at[1]]
+
+
+def _param_size(params: Sequence[Param], at: _Place) -> int | str:
+    shape = params[at[0]].shape
+    assert shape is not None
+    return shape[at[1]]
+
+
+def _is_one_size(places: Sequence[_Place], given: Sequence[Param]) -> bool:
+    """Whether sizes that one variant wants equal are fixed, or bear one name, in another."""
+    sizes = {_param_size(given, at) for at in places}
+    return len(sizes) == 1 or all(isinstance(size, int) for size in sizes)
+
+
+def _edges(variant: Variant, size: int | str) -> tuple[int, int]:
+    """The least and the most that a variant takes for one of its sizes."""
+    return (size, size) if isinstance(size, int) else size_bounds(variant).get(size, (0, _MOST))
+
+
+def _narrow(found: tuple[int, int], size: int, other: tuple[int, int]) -> tuple[int, int]:
+    """The part of a range around a size in which all sizes are inside of another range, or all outside of it."""
+    (low, high), (least, most) = found, other
+    if size < least:
+        return low, min(high, least - 1)
+    if size > most:
+        return max(low, most + 1), high
+    return max(low, least), min(high, most)
+
+
+def _spread(
+    i: int,
+    param: Param,
+    argument: Argument,
+    named: Mapping[str, Sequence[_Place]],
+    ranges: Mapping[str, tuple[int, int]],
+) -> list[Range]:
+    out = []
+    for d, size in enumerate(argument.shape or ()):
+        want = (param.shape or ())[d] if argument.shape is not None else size
+        if not isinstance(want, str):
+            out.append(Range(size, size))
+            continue
+        first = named[want][0]
+        out.append(Range(*ranges[want], *(first if first != (i, d) else (-1, 0))))
+    return out
