@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -26,6 +27,15 @@ def has_nvcc() -> bool:
     try:
         find_nvcc(os.environ)
     except BuildError:
+        return False
+    return True
+
+
+def has_distribution(name: str) -> bool:
+    """Whether a distribution is installed: apache-tvm and TileLang both bring a module ``tvm``."""
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
         return False
     return True
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import has_distribution
 from cpp_programs import build_embedded, flags
 from fixtures_runtime import FLOAT32, compile_kernel, scalar, tensor, variant, write_package
 
@@ -407,11 +408,7 @@ class Settings:
 def test_the_example_with_a_kernel_packaged_here(tmp_path: Path) -> None:
     """The sample's softmax, tuned and packaged by this test, called by examples/cpp as its Makefile builds it."""
     pytest.importorskip("numpy")
-    import importlib.metadata
-
-    try:
-        importlib.metadata.version("apache-tvm")
-    except importlib.metadata.PackageNotFoundError:
+    if not has_distribution("apache-tvm"):
         pytest.skip("needs apache-tvm")
     from tlaot.tune.pipeline import build_package
 

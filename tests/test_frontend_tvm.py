@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import pytest
-from conftest import has_nvcc
+from conftest import has_distribution, has_nvcc
 
 from tlaot import CompileArgs, par_compile
 from tlaot.errors import BuildError, CallError
@@ -14,15 +13,7 @@ from tlaot.errors import BuildError, CallError
 np = pytest.importorskip("numpy")
 
 
-def _has_tvm() -> bool:
-    try:
-        importlib.metadata.version("apache-tvm")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not _has_tvm(), reason="needs apache-tvm")
+pytestmark = pytest.mark.skipif(not has_distribution("apache-tvm"), reason="needs apache-tvm")
 
 
 def plus_one(N: int, threads: int = 128, lanes: int = 8, gpu: bool = False) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import has_nvcc
+from conftest import has_distribution, has_nvcc
 from locks import H200, timing
 
 from tlaot.elf import device_image
@@ -31,22 +30,16 @@ from tlaot.tune.pipeline import Selection, build_package, tune_project
 from tlaot.tune.site import open_site
 from tlaot.tune.specs.spec_file import read_spec
 
-
-def _has(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 # What a build says when it begins to tune.
 TUNES = r"\d+ candidates? of \d+ workload"
 
 needs_tvm = pytest.mark.skipif(
-    not _has("apache-tvm") or _has("tilelang"), reason="needs apache-tvm, and no TileLang, which brings another"
+    not has_distribution("apache-tvm") or has_distribution("tilelang"),
+    reason="needs apache-tvm, and no TileLang, which brings another",
 )
-needs_tilelang = pytest.mark.skipif(not _has("tilelang") or not has_nvcc(), reason="needs tilelang and nvcc")
+needs_tilelang = pytest.mark.skipif(
+    not has_distribution("tilelang") or not has_nvcc(), reason="needs tilelang and nvcc"
+)
 
 TVM = '''
 import importlib

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from conftest import has_distribution
 
 from tlaot.errors import BuildError, SpecError, TuningError
 from tlaot.manifest import read_manifest
@@ -21,17 +22,7 @@ from tlaot.tune.pipeline import build_package
 np = pytest.importorskip("numpy")
 
 
-def _has_tvm() -> bool:
-    import importlib.metadata
-
-    try:
-        importlib.metadata.version("apache-tvm")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not _has_tvm(), reason="needs apache-tvm")
+pytestmark = pytest.mark.skipif(not has_distribution("apache-tvm"), reason="needs apache-tvm")
 
 KERNELS = '''
 import os, signal, time

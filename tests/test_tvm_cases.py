@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import struct
 from pathlib import Path
 
 import pytest
-from conftest import has_nvcc
+from conftest import has_distribution, has_nvcc
 
 pytest.importorskip("tvm_ffi")
 pytest.importorskip("numpy")
 if not has_nvcc():
     pytest.skip("needs nvcc", allow_module_level=True)
-try:
-    importlib.metadata.version("apache-tvm")
-except importlib.metadata.PackageNotFoundError:
+if not has_distribution("apache-tvm"):
     pytest.skip("needs apache-tvm", allow_module_level=True)
 
 from native.programs import drive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
+from conftest import has_distribution  # noqa: E402
 from tvm_cases import compile_case  # noqa: E402
 
 import tlaot  # noqa: E402
@@ -25,19 +25,11 @@ from tlaot.cli import main  # noqa: E402
 from tlaot.tune.shipping.package import read_packed, write_folders  # noqa: E402
 
 
-def _has_tvm() -> bool:
-    try:
-        importlib.metadata.version("apache-tvm")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return shutil.which("nvcc") is not None
-
-
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with two variants of softmax and of symbolic_rows for this device, the same binary under two targets."""
     folder = os.environ.get("TLAOT_TEST_TVM_KERNELS")
-    if not folder and not _has_tvm():
+    if not folder and not (has_distribution("apache-tvm") and shutil.which("nvcc")):
         pytest.skip("needs apache-tvm and nvcc, or TLAOT_TEST_TVM_KERNELS: a folder that tests/tvm_cases.py has filled")
     major, minor = torch.cuda.get_device_capability()
     packed = []

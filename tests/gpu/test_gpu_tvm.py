@@ -6,7 +6,6 @@ They are compiled here where apache-tvm and nvcc are, or read from the folder th
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -22,6 +21,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device", allow_module_level=True)
 
+from conftest import has_distribution  # noqa: E402
 from tvm_cases import CASES, compile_case  # noqa: E402
 
 import tlaot  # noqa: E402
@@ -41,19 +41,11 @@ REFERENCES: dict[str, Callable[..., Any]] = {
 SCALARS = {"factor": -1.5, "shift": 7}
 
 
-def _has_tvm() -> bool:
-    try:
-        importlib.metadata.version("apache-tvm")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return shutil.which("nvcc") is not None
-
-
 @pytest.fixture(scope="module")
 def load() -> Callable[[str], Any]:
     """A function from a case's name to its kernel."""
     folder, made = os.environ.get("TLAOT_TEST_TVM_KERNELS"), {}
-    if not folder and not _has_tvm():
+    if not folder and not (has_distribution("apache-tvm") and shutil.which("nvcc")):
         pytest.skip("needs apache-tvm and nvcc, or TLAOT_TEST_TVM_KERNELS: a folder that tests/tvm_cases.py has filled")
 
     def get(name: str) -> Any:

@@ -3,12 +3,10 @@
  * Out of the tensors in OUT_MASK each gets LABEL + the sum of the other tensors, times every scalar (float32), or a
  * copy of the first input's bytes (any other dtype). Argument checks are few: what these tests need.
  */
-#include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <tvm/ffi/c_api.h>
+#include "executable.h"
 
 #ifndef OUT_MASK
 #define OUT_MASK 0
@@ -38,25 +36,11 @@
 #define DTYPE 0
 #endif
 
-static atomic_int asked;
-
 static int fail(const char *kind, const char *what, int i) {
   char text[128];
   snprintf(text, sizeof text, "elementwise: argument %d: %s", i, what);
   TVMFFIErrorSetRaisedFromCStr(kind, text);
   return -1;
-}
-
-static DLTensor *tensor_of(const TVMFFIAny *arg) {
-  if (arg->type_index == kTVMFFIDLTensorPtr) return (DLTensor *)arg->v_ptr;
-  if (arg->type_index == kTVMFFITensor) return (DLTensor *)((char *)arg->v_ptr + sizeof(TVMFFIObject));
-  return NULL;
-}
-
-static int64_t elements(const DLTensor *t) {
-  int64_t n = 1;
-  for (int i = 0; i < t->ndim; ++i) n *= t->shape[i];
-  return n;
 }
 
 static int compact(const DLTensor *t) {
@@ -69,10 +53,7 @@ static int compact(const DLTensor *t) {
   return 1;
 }
 
-static void *data_of(const DLTensor *t) { return (char *)t->data + t->byte_offset; }
-
-__attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, const TVMFFIAny *args, int32_t num_args,
-                                                                 TVMFFIAny *result) {
+FUNCTION(call) {
   const DLTensor *tensors[16], *first_in = NULL;
   double scale = 1;
   (void)self;
@@ -109,16 +90,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, cons
       ((float *)data_of(out))[k] = (float)(sum * scale);
     }
   }
-  result->type_index = kTVMFFINone;
-  result->v_int64 = 0;
-  return 0;
+  return done(result);
 }
 
-__attribute__((visibility("default"))) int __tvm_ffi_tlaot_cpu_level(void *self, const TVMFFIAny *args,
-                                                                      int32_t num_args, TVMFFIAny *result) {
-  (void)self, (void)args, (void)num_args;
-  atomic_fetch_add(&asked, 1);
-  result->type_index = kTVMFFIInt;
-  result->v_int64 = LEVEL;
-  return 0;
-}
+CPU_LEVEL(LEVEL)

@@ -7,13 +7,12 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <tvm/ffi/c_api.h>
+#include "executable.h"
 
 #ifndef SPIN
 #define SPIN 100
@@ -43,18 +42,9 @@ static double now(void) {
   return time.tv_sec * 1e6 + time.tv_nsec / 1e3;
 }
 
-static float *data_of(const TVMFFIAny *arg, int64_t *count) {
-  const DLTensor *t = (const DLTensor *)((char *)arg->v_ptr + (arg->type_index == kTVMFFITensor ? sizeof(TVMFFIObject) : 0));
-  *count = 1;
-  for (int i = 0; i < t->ndim; ++i) *count *= t->shape[i];
-  return (float *)((char *)t->data + t->byte_offset);
-}
-
-__attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, const TVMFFIAny *args, int32_t num_args,
-                                                                 TVMFFIAny *result) {
+FUNCTION(call) {
   static int calls;
   double start = now(), factor = 2;
-  int64_t count = 0;
   (void)self, (void)num_args;
   switch (mode()) {
     case 's': *(volatile int *)8 = 1; break;
@@ -67,19 +57,12 @@ __attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, cons
     case 'm': TVMFFIErrorSetRaisedFromCStr("MemoryError", "no memory is left"); return -1;
     case 'e': TVMFFIErrorSetRaisedFromCStr("RuntimeError", "it would not"); return -1;
   }
-  const float *in = data_of(&args[0], &count);
-  float *out = data_of(&args[1], &count);
+  const float *in = data_of(tensor_of(&args[0]));
+  float *out = data_of(tensor_of(&args[1]));
+  int64_t count = elements(tensor_of(&args[1]));
   for (int64_t i = 0; i < count; ++i) out[i] = (float)(in[i] * factor);
   while (now() - start < SPIN) {}
-  result->type_index = kTVMFFINone;
-  result->v_int64 = 0;
-  return 0;
+  return done(result);
 }
 
-__attribute__((visibility("default"))) int __tvm_ffi_tlaot_cpu_level(void *self, const TVMFFIAny *args,
-                                                                      int32_t num_args, TVMFFIAny *result) {
-  (void)self, (void)args, (void)num_args;
-  result->type_index = kTVMFFIInt;
-  result->v_int64 = 1;
-  return 0;
-}
+CPU_LEVEL(1)

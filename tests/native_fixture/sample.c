@@ -1,23 +1,20 @@
 /* Plain C stand-ins for the sample's CPU kernels, for tests of sample_pkg without a kernel compiler.
  * KERNEL is 0 (matmul), 1 (softmax) or 2 (rms_norm). No argument checks. */
 #include <math.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <tvm/ffi/c_api.h>
+#include "executable.h"
 
-static float *data_of(const TVMFFIAny *arg, int64_t *rows, int64_t *columns) {
-  const DLTensor *t = (const DLTensor *)((char *)arg->v_ptr + sizeof(TVMFFIObject));
+static float *matrix_of(const TVMFFIAny *arg, int64_t *rows, int64_t *columns) {
+  const DLTensor *t = tensor_of(arg);
   *rows = t->ndim == 2 ? t->shape[0] : 1;
   *columns = t->shape[t->ndim - 1];
-  return (float *)((char *)t->data + t->byte_offset);
+  return data_of(t);
 }
 
-__attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, const TVMFFIAny *args, int32_t num_args,
-                                                                 TVMFFIAny *result) {
+FUNCTION(call) {
   int64_t m, n, k, one;
   (void)self;
-  float *out = data_of(&args[num_args - 1], &m, &n), *a = data_of(&args[0], &m, &k), *b = data_of(&args[1], &one, &n);
+  float *out = matrix_of(&args[num_args - 1], &m, &n), *a = matrix_of(&args[0], &m, &k), *b = matrix_of(&args[1], &one, &n);
   for (int64_t i = 0; i < m; ++i) {
     double sum = 0, most = -INFINITY;
     for (int64_t j = 0; j < k; ++j) {
@@ -34,15 +31,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_tlaot_call(void *self, cons
       out[i * n + j] = (float)value;
     }
   }
-  result->type_index = kTVMFFINone;
-  result->v_int64 = 0;
-  return 0;
+  return done(result);
 }
 
-__attribute__((visibility("default"))) int __tvm_ffi_tlaot_cpu_level(void *self, const TVMFFIAny *args,
-                                                                      int32_t num_args, TVMFFIAny *result) {
-  (void)self, (void)args, (void)num_args;
-  result->type_index = kTVMFFIInt;
-  result->v_int64 = 3;
-  return 0;
-}
+CPU_LEVEL(3)
