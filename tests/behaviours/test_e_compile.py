@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tlaot
-from tlaot.autotuner import session
+from tlaot.autotuner import workload
 from tlaot.autotuner.settings import Settings, resolve_num_workers
 from tlaot.errors import BuildError, TuningError
 
@@ -55,8 +55,8 @@ def test_047_a_compiler_that_dies_or_hangs_takes_one_candidate_along(
     lab: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The original compiles in its own process, and has no limit of time."""
-    profile = session._profile
-    monkeypatch.setattr(session, "_profile", lambda given: dataclasses.replace(profile(given), compile_timeout=15))
+    profile = workload._profile
+    monkeypatch.setattr(workload, "_profile", lambda given: dataclasses.replace(profile(given), compile_timeout=15))
     factory = functools.partial(lab.kernels.sleep_then_scale, folder=str(place))
     configs = [{"seconds": 1e6}, {"tile": 2}, {"dies": True}]
     assert lab.autotune(factory, configs)(16).config == {"tile": 2}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tlaot.autotuner import session, settings
+from tlaot.autotuner import here, settings
 from tlaot.autotuner.request import RunArgs
 from tlaot.errors import TuningError
 from tlaot.target import parse_target
@@ -66,7 +66,7 @@ def test_055_which_devices_measure(lab: Any, place: Path) -> None:
 
     def devices(target: str, **run: Any) -> list[str]:
         request: Any = SimpleNamespace(run_args=RunArgs(**run), factory=SimpleNamespace(frontend=lab.frontend))
-        return session._devices(request, parse_target(target), machine, journal)
+        return here.choose_devices(request, parse_target(target), machine, journal)
 
     assert devices("cuda:sm_90a") == ["cuda:0"]
     assert devices("cuda:sm_90a", benchmark_multi_gpu=True) == ["cuda:0", "cuda:1"]  # one model: times compare

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tlaot
-from tlaot.autotuner import session
+from tlaot.autotuner import here
 from tlaot.errors import SpecError, TuningError
 from tlaot.tune.machine import Gpu, Machine
 
@@ -26,7 +26,7 @@ def resolve(target: Any, frontend: str = "tilelang", machine: Machine = NO_GPU, 
         compile_args=tlaot.CompileArgs(target=target, **arguments),
         factory=SimpleNamespace(target=arguments.pop("own", None), frontend=frontend),
     )
-    return str(session.resolve_target(request, machine))
+    return str(here.resolve_target(request, machine))
 
 
 def test_073_targets_in_every_spelling() -> None:
@@ -41,7 +41,7 @@ def test_073_targets_in_every_spelling() -> None:
 
 
 def test_073_targets_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_machine", lambda: (NO_GPU, (), {}))
+    monkeypatch.setattr(here, "machine_here", lambda: (NO_GPU, (), {}))
     with pytest.raises(SpecError, match="foo"):
         resolve("foo")
     with pytest.raises(SpecError, match="cannot build llvm"):
@@ -49,7 +49,7 @@ def test_073_targets_that_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="cannot build c:"):
         resolve("c", frontend="tvm")
     with pytest.raises(SpecError, match="names no architecture and this machine has no GPU"):
-        session._parse("cuda") if not session._machine()[0].gpus else resolve(
+        here._parse("cuda") if not here.machine_here()[0].gpus else resolve(
             "foo, names no architecture and this machine has no GPU"
         )
 

@@ -10,9 +10,9 @@ from typing import Any
 from ..tune.searching.store import Keys
 from ..tune.specs.plan import Candidate
 from .args import ProfileArgs
+from .here import machine_identity, resolve_target
 from .identity import UnidentifiedError, fingerprint
 from .request import Request
-from .session import machine_identity, resolve_target
 
 __all__ = ["RequestKeys", "identify"]
 
