@@ -121,6 +121,15 @@ def test_symbolic_size(lower: Callable[..., Lowered]) -> None:
     assert [p.shape for p in lowered.params] == [("M", 1024), (1024, 1024), ("M", 1024)]
     assert [p.strides for p in lowered.params] == [None] * 3
     assert _only(lowered).args == ("tensormap", "tensormap", "tensormap", "int32")
+    assert not lowered.narrow
+
+
+def test_offsets_that_may_not_fit_in_32_bits_are_computed_in_64(lower: Callable[..., Lowered]) -> None:
+    """So that a tensor of any size may be taken."""
+    for target in ("cuda:sm_80", "c:x86-64-v3"):
+        lowered = lower("rows", target)
+        assert not lowered.narrow
+        assert "int64_t" in (lowered.device_source or lowered.host_source or "")
 
 
 def test_strided_tensor(lower: Callable[..., Lowered]) -> None:

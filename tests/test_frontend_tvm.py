@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import has_distribution, has_nvcc
+from native.programs import run
 
 from tlaot import CompileArgs, par_compile
 from tlaot.errors import BuildError, CallError
@@ -102,3 +104,42 @@ def cut(N: int, factors: tuple[int, int] = (3, 5)) -> Any:
 def test_why_a_schedule_is_refused() -> None:
     with pytest.raises(BuildError, match="ScheduleError: split: The product of factors is not larger than or equal to"):
         par_compile(cut, [{"N": 64}], compile_args=CompileArgs(target="llvm", out_idx=[-1]), frontend="tvm")
+
+
+def rows_plus_one(wide: bool) -> Any:
+    """``B = A + 1`` for any number of rows, which is an int32 or an int64."""
+    from tvm.script import tirx as T  # noqa: N812
+
+    size = T.int64 if wide else T.int32
+
+    @T.prim_func
+    def main(a: T.handle, b: T.handle):
+        m = size()
+        A = T.match_buffer(a, (m, 65536), "float32")
+        B = T.match_buffer(b, (m, 65536), "float32")
+        for i in range(m):
+            for j in range(65536):
+                B[i, j] = A[i, j] + T.float32(1)
+
+    return main
+
+
+def test_int32_code_takes_no_tensor_that_it_cannot_address(tmp_path: Path) -> None:
+    """TVM computes an element's offset in the type of the symbolic sizes; one that overflows would be anywhere in memory."""
+    options = CompileArgs(target="llvm")
+    for wide, kernel in enumerate(
+        par_compile(rows_plus_one, [{"wide": False}, {"wide": True}], compile_args=options, frontend="tvm")
+    ):
+        a = np.zeros((3, 65536), "f4")
+        b = np.zeros_like(a)
+        kernel(a, b)
+        assert (b == 1).all()
+        kernel.export_library(tmp_path / f"{wide}.so")
+    # Memory that is not there: what is not refused ends the process.
+    script = """
+f = open_call(sys.argv[1])
+print(attempt(f, cuda(32768, 65536, data=64, kind=1), cuda(32768, 65536, data=64, kind=1)))
+"""
+    assert "argument 0 (A): too large for code that addresses elements with 32 bits" in run(script, tmp_path / "0.so")
+    with pytest.raises(AssertionError, match="exit status -11"):
+        run(script, tmp_path / "1.so")

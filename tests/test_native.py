@@ -147,6 +147,38 @@ say(attempt(symbolic, cuda(2**31 - 1)))
     assert len(launches(lines)) == 1
 
 
+def test_code_that_addresses_in_32_bits_takes_no_larger_tensor(tmp_path: Path, log: Path) -> None:
+    """By the distance from the first element to the last, whatever the sizes and strides; nothing is launched."""
+    host = host_program([SET_DEVICE, ("k", ["PTR(DATA(0))", "INT(1)", "INT(32)"])], lookup="TVMBackendGetFuncFromEnv")
+    kernel = DeviceKernel("k", ("ptr",), (4,), GRID)
+    params = [tensor("A", "m", 65536, written=True), tensor("B", "m", 2, strides=("s", "t"))]
+    narrow = build(lowered(host, params, [kernel], narrow=frozenset({"A", "B"})), tmp_path / "narrow")
+    wide = build(lowered(host, params, [kernel], narrow=frozenset({"B"})), tmp_path / "wide")
+    script = """
+narrow, wide = open_call(sys.argv[1]), open_call(sys.argv[2])
+def b(m, s=2, t=1): return cuda(m, 2, strides=(s, t))
+say(attempt(narrow, cuda(32767, 65536), b(32767)))
+say(attempt(narrow, cuda(32768, 65536), b(32768)))
+say(attempt(wide, cuda(32768, 65536), b(32768)))
+say(attempt(wide, cuda(4, 65536), b(4, 2**30)))
+say(attempt(wide, cuda(2, 65536), b(2, 2**30, 2**30 - 2)))
+say(attempt(narrow, cuda(0, 65536), b(0)))
+"""
+    lines, said = drive(script, narrow, wide, log=log)
+    assert said[0] is None
+    assert said[1] == [
+        "ValueError",
+        "kernel: argument 0 (A): too large for code that addresses elements with 32 bits, expected at most 2147483647 elements "
+        "from the first to the last, got 2147483648",
+    ]
+    assert said[2] is None
+    assert "argument 1 (B): too large" in said[3][1]
+    assert "got 3221225474" in said[3][1]
+    assert said[4] is None
+    assert said[5] is None
+    assert len(launches(lines)) == 3
+
+
 def test_declared_and_symbolic_strides(tmp_path: Path) -> None:
     params = [tensor("A", "m", 4, strides=("s", 1)), tensor("B", "m", 4, strides=("s", 1), written=True)]
     path = build(lowered(host_program([]), params), tmp_path)

@@ -141,6 +141,19 @@ def strided(N: int = 4) -> Any:
     return strided
 
 
+def rows(N: int = 65536) -> Any:
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def rows(X: T.Tensor((m, N), "float32"), Y: T.Tensor((m, N), "float32")):
+        with T.Kernel(1, threads=128):
+            for i in T.serial(m):
+                for j in T.serial(N):
+                    Y[i, j] = X[i, j]
+
+    return rows
+
+
 def wide(N: int = 4096) -> Any:
     """256-bit accesses on sm_100 and later."""
 

@@ -60,7 +60,7 @@ def plan_source(lowered: Lowered, target: Target, kernel_name: str) -> str:
     _check_alignments(lowered, kernel_name)
     symbols = _symbols(lowered.params)
     parts = ['#include "tlaot.h"', ""]
-    parts += _tables(lowered.params, symbols, kernel_name)
+    parts += _tables(lowered, symbols, kernel_name)
     names = ", ".join(map(_quote, symbols)) or "0"
     parts.append(f"static const char *const tlaot_symbols[] = {{{names}}};")
     dims = sum(len(param.shape) for param in lowered.params if param.shape)
@@ -107,9 +107,9 @@ def _extents(values: Sequence[int | str], symbols: list[str]) -> str:
     return ", ".join(cells) or "{0, -1}"
 
 
-def _tables(params: Sequence[Param], symbols: list[str], kernel_name: str) -> list[str]:
+def _tables(lowered: Lowered, symbols: list[str], kernel_name: str) -> list[str]:
     lines, rows = [], []
-    for i, param in enumerate(params):
+    for i, param in enumerate(lowered.params):
         code, bits, lanes = _dtype(param.dtype, kernel_name)
         shape = strides = "0"
         if param.shape is not None:
@@ -121,7 +121,7 @@ def _tables(params: Sequence[Param], symbols: list[str], kernel_name: str) -> li
         ndim = -1 if param.shape is None else len(param.shape)
         rows.append(
             f"  {{{_quote(param.name)}, {shape}, {strides}, {max(param.align, 1)}, {ndim}, {lanes}, {code}, {bits}, "
-            f"{int(param.written)}}},"
+            f"{int(param.written)}, {int(param.name in lowered.narrow)}}},"
         )
     return [*lines, "static const tlaot_param tlaot_params[] = {", *rows, "  {0},", "};"]
 

@@ -52,6 +52,7 @@ class Lowered:
         params: Parameters in the order in which the entry takes them.
         out_idx: Outputs that the frontend itself declares (``@tilelang.jit(out_idx=...)``).
         frontend: Name and version of the frontend.
+        narrow: Names of tensors with symbolic sizes whose elements the code addresses with 32 bits.
         asked: Device properties that the factory asked for, with what it was told.
     """
 
@@ -66,4 +67,5 @@ class Lowered:
     kernels: tuple[DeviceKernel, ...] = ()
     out_idx: tuple[int, ...] = ()
     frontend: dict[str, str] = field(default_factory=dict)
+    narrow: frozenset[str] = frozenset()
     asked: dict[str, int | str] = field(default_factory=dict)

@@ -139,10 +139,13 @@ def _lower_cuda(
     usages = {name: usage.read(f) for name, f in functions.items()}
     kernels = tuple(_launch_plan(name, f, usages[name]) for name, f in sorted(functions.items()))
     calls = _host_calls(host_ir, {k.name: k for k in kernels})
+    aligns, written, narrow = _facts_of_tensors(func, calls, usages)
+    params = usage.params_of(func, aligns, written)
     return {
         "entry": _entry_symbol(host_ir),
         "entry_abi": "packed",
-        "params": usage.params_of(func, *_facts_of_tensors(func, calls, usages)),
+        "params": params,
+        "narrow": _symbolic_of(func, params, narrow),
         "host_source": host_source,
         "device_source": device_source,
         "device_flags": _device_flags(options, compile_flags),
@@ -245,10 +248,11 @@ def _only_var(expr: Any) -> str:
 
 def _facts_of_tensors(
     func: tirx.PrimFunc, calls: Sequence[_Call], usages: Mapping[str, usage.Usage]
-) -> tuple[dict[str, int], set[str]]:
-    """For each tensor by the name of its pointer: the alignment that the code assumes, and those written."""
+) -> tuple[dict[str, int], set[str], set[str]]:
+    """Of tensors by the names of their pointers: the alignment that the code assumes, those written, those addressed in 32 bits."""
     aligns: dict[str, int] = {}
     written: set[str] = set()
+    narrow: set[str] = set()
     for call in calls:
         used = usages[call.kernel]
         for position, tensor in enumerate(call.tensors):
@@ -256,7 +260,23 @@ def _facts_of_tensors(
                 aligns[tensor] = max(aligns.get(tensor, 1), used.address_aligns[position])
                 if used.written[position]:
                     written.add(tensor)
-    return aligns, written
+                if used.narrow[position]:
+                    narrow.add(tensor)
+    return aligns, written, narrow
+
+
+def _symbolic_of(func: tirx.PrimFunc, params: Sequence[Param], pointers: set[str]) -> frozenset[str]:
+    """Of tensors by the names of their pointers, the names of those that have symbolic sizes or strides.
+
+    Of fixed sizes TileLang itself computes offsets in as many bits as they need.
+    """
+    return frozenset(
+        param.name
+        for var, param in zip(func.params, params, strict=True)
+        if var in func.buffer_map
+        and str(func.buffer_map[var].data.name) in pointers
+        and any(isinstance(size, str) for size in (*(param.shape or ()), *(param.strides or ())))
+    )
 
 
 def _device_flags(options: Mapping[str, Any], compile_flags: tuple[str, ...]) -> tuple[str, ...]:
@@ -313,6 +333,8 @@ def _lower_cpu(
     readonly = {int(i) for i in device.attrs.get("tl.readonly_param_indices", ())}
     written = {str(v.name) for i, v in enumerate(device.params) if str(v.dtype) == "handle" and i not in readonly}
     params = usage.params_of(func, {}, written)
+    used = usage.read(device)
+    narrow = {str(var.name) for var, is_narrow in zip(device.params, used.narrow, strict=True) if is_narrow}
     for param in params:
         for size in (*(param.shape or ()), *(param.strides or ())):
             if isinstance(size, str) and not size.isidentifier():
@@ -327,6 +349,7 @@ def _lower_cpu(
         "entry": entry,
         "entry_abi": "plain",
         "params": params,
+        "narrow": _symbolic_of(func, params, narrow),
         "host_source": source + _cpu_entry(func, device, params, entry),
         "host_flags": (*_CPU_FLAGS, f"-I{TILELANG_TEMPLATE_PATH}", *compile_flags),
     }

@@ -46,11 +46,13 @@ class Usage:
         aligns: Alignment in bytes assumed of a pointer argument; 0 for a tensor map or a scalar.
         address_aligns: The same, of the tensor behind a tensor map too.
         written: Whether the function may write through it.
+        narrow: Whether it computes an element's offset in 32 bits.
     """
 
     aligns: tuple[int, ...]
     address_aligns: tuple[int, ...]
     written: tuple[bool, ...]
+    narrow: tuple[bool, ...] = ()
 
 
 def is_tensormap(var: tirx.Var) -> bool:
@@ -90,7 +92,7 @@ def read(func: tirx.PrimFunc) -> Usage:
             aligns.append(0)
             addresses.append(0)
             written.append(False)
-    return Usage(tuple(aligns), tuple(addresses), tuple(written))
+    return Usage(tuple(aligns), tuple(addresses), tuple(written), tuple(map(seen.narrowly, func.params)))
 
 
 class _Accesses:
@@ -104,9 +106,12 @@ class _Accesses:
         self._widest_of_all = 1
         # Pointers that go where the walk cannot follow: into another variable, or into foreign code.
         self._escaped: set[tirx.Var] = set()
+        self._narrow: set[tirx.Var] = set()
 
     def visit(self, node: Any) -> None:
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
+            if any("int64" not in str(index.dtype) for index in node.indices):
+                self._narrow.add(node.buffer.data)
             self._access(node.buffer.data, _bytes(str(node.buffer.dtype), _lanes(node.indices)))
         if isinstance(node, tirx.Call):
             self._visit_call(node)
@@ -119,6 +124,9 @@ class _Accesses:
         if var in self._escaped:
             return max(_TMA_ALIGN, self._widest_of_all)
         return self._widest[var]
+
+    def narrowly(self, var: tirx.Var) -> bool:
+        return var in self._narrow
 
     def stored_through(self, tensormap: tirx.Var) -> bool:
         return tensormap in self._escaped

@@ -125,6 +125,22 @@ def _params(function: Any) -> tuple[Param, ...]:
     return tuple(params)
 
 
+def _narrow(function: Any, params: Sequence[Param]) -> frozenset[str]:
+    """Tensors with a symbolic size or stride that is no int64: TVM computes their elements' offsets in that type.
+
+    Of fixed sizes it refuses those that int32 does not hold.
+    """
+    return frozenset(
+        param.name
+        for param, (_, buffer) in zip(params, _buffers(function), strict=True)
+        if buffer is not None
+        and any(
+            isinstance(_size(size), str) and "int64" not in str(getattr(size, "dtype", None) or getattr(size, "ty", ""))
+            for size in (*buffer.shape, *buffer.strides)
+        )
+    )
+
+
 def _written(function: Any) -> set[int]:
     """Positions of the parameters that the function stores to."""
     stored: list[Any] = []
@@ -229,7 +245,12 @@ def _lower_llvm(function: Any, params: tuple[Param, ...], target: Target) -> Low
         built.write_to_file(str(path))
         host = path.read_bytes()
     return Lowered(
-        entry=f"__tvm_ffi_{symbol}", entry_abi="packed", params=params, host_object=host, frontend=versions()
+        entry=f"__tvm_ffi_{symbol}",
+        entry_abi="packed",
+        params=params,
+        host_object=host,
+        frontend=versions(),
+        narrow=_narrow(function, params),
     )
 
 
@@ -263,6 +284,7 @@ def _lower_cuda(function: Any, params: tuple[Param, ...], target: Target) -> Low
         device_flags=("-std=c++17",),
         kernels=kernels,
         frontend=versions(),
+        narrow=_narrow(function, params),
     )
 
 

@@ -129,6 +129,15 @@ static int check_layout(const tlaot_plan *plan, int i, const DLTensor *tensor, i
   return 0;
 }
 
+/* Elements from the first to the last, both included; INT64_MAX where that is more than can be told. */
+static int64_t span_of(const DLTensor *tensor, const int64_t *strides) {
+  int64_t span = 1, step;
+  for (int d = 0; d < tensor->ndim; d++)
+    if (__builtin_mul_overflow(tensor->shape[d] - 1, strides[d], &step) || __builtin_add_overflow(span, step, &span))
+      return INT64_MAX;
+  return span;
+}
+
 static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, int64_t *sizes, int64_t *strides,
                         int32_t *device, bool *empty) {
   const tlaot_param *param = &plan->params[i];
@@ -150,6 +159,9 @@ static int check_tensor(const tlaot_plan *plan, int i, const DLTensor *tensor, i
                   (int)tensor->device.device_id);
   if (check_layout(plan, i, tensor, sizes, strides, empty)) return -1;
   if (*empty) return 0;
+  if (param->narrow && span_of(tensor, strides) > INT32_MAX)
+    return REFUSE("ValueError", plan, i, "too large for code that addresses elements with 32 bits, expected at most "
+                  "2147483647 elements from the first to the last, got %lld", (long long)span_of(tensor, strides));
   /* A tensor without memory: torch's FakeTensor, one whose storage was freed. */
   if (tensor->data == NULL) return REFUSE("ValueError", plan, i, "no data, expected %s, got a null pointer", "an address");
   uintptr_t address = (uintptr_t)tensor->data + tensor->byte_offset;

@@ -31,6 +31,7 @@ typedef struct {
   uint8_t code;
   uint8_t bits;
   bool written;
+  bool narrow; /* the code addresses its elements with 32 bits */
 } tlaot_param;
 
 typedef struct {
