@@ -414,8 +414,8 @@ class Kernel(CallPath):
         return Decision(call, variant, function, plain, ranges, way)
 
     def _ranges_of(self, call: Described, variant: Variant) -> list[list[Range]] | None:
-        """The other sizes that a decision holds for; an overlay decides for single sizes."""
-        if self._overlay is not None:
+        """The other sizes that a decision holds for; an overlay and a pin decide for single sizes."""
+        if self._overlay is not None or (self._policy is not None and self.name in self._policy.pins):
             return None
         place = self._place(call, self.factory_args)
         return find_ranges(self._all, variant, call.arguments, place, self.factory_args)
