@@ -592,6 +592,10 @@ def test_show_and_remove(project: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert run("lock", "show", "--json", "--shape", "N=128") == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["shape"] == {"N": 128} and row["edited"] is False
+    assert run("lock", "show", "--json", "--target", "cuda", "--shape", "N=128", "--shape", "N=64") == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3  # all of the kind, either size
+    assert run("lock", "show", "--kernel", "ad") == 2
+    assert "--kernel: there is no 'ad', did you mean 'add'?\nThere is: add." in capsys.readouterr().err
     assert run("lock", "remove") == 2 and run("lock", "remove", "--kernel", "sub") == 2
     assert run("lock", "remove", "--target", "cuda:sm_90a", "--shape", "N=64") == 0
     assert set(read_lock(path).entries) == {entry(128).key, DERIVED.key}

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import asdict
 
+from .parser import add_json
 from .spelling import counted, spell_items
 
 __all__ = ["add"]
@@ -29,7 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_cache_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="list the results, the newest last")
-    listing.add_argument("--json", action="store_true", help="print the list as JSON")
+    add_json(listing, "the list")
     listing.set_defaults(run=_list_cache)
     clear = commands.add_parser("clear", help="remove results")
     clear.add_argument(

@@ -19,6 +19,7 @@ from ..manifest import FOLDER, MANIFEST_NAME
 from ..packaged import find_packaged
 from ..runtime.places import find_folders, find_homes, refuse_clashes
 from ..spelling import counted, spell_items
+from .parser import add_json
 
 __all__ = ["add"]
 
@@ -51,7 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--min-glibc", metavar="VERSION", help="the oldest glibc that must load the binaries: 2.17")
     parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    add_json(parser, "the outcome")
     parser.set_defaults(run=_check)
 
 

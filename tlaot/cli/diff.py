@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .parser import add_json
 from .rows import Listing, Row, label_of, list_what
 from .spelling import columns, counted, headline, spell_bytes, spell_items, spell_table
 
@@ -101,7 +102,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--max-slowdown", metavar="X", type=_factor, help="fail where a workload takes X times as long: 1.05"
     )
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    add_json(parser, "the outcome")
     parser.set_defaults(run=_diff)
 
 

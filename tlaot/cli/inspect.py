@@ -14,7 +14,9 @@ from ..errors import PackageError, TlaotError
 from ..manifest import Variant
 from ..runtime.dispatch import describe_params
 from .extract import CODE, extract_code
-from .rows import Listing, Row, add_filters, choose_rows, list_what
+from .filters import add_filters, choose
+from .parser import add_json
+from .rows import Listing, Row, list_what
 from .spelling import columns, counted, headline, spell_bytes, spell_items, spell_table
 
 __all__ = ["add"]
@@ -46,7 +48,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="a wheel, an installed package, a folder (also one of wheels) or a lock",
     )
     add_filters(parser)
-    parser.add_argument("--json", action="store_true", help="print a list with one object a variant")
+    add_json(parser, "a list with one object a variant")
     parser.add_argument("--extract", choices=CODE, help="write device code or kept sources, one file a variant")
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, help="where to write what is extracted; default: .")
     parser.set_defaults(run=_inspect)
@@ -56,7 +58,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.output is not None and options.extract is None:
         raise PackageError("--output", "is where --extract writes", f"Say what to extract: {', '.join(CODE)}.")
     listings = list_what(options.what)
-    chosen = choose_rows([row for listing in listings for row in listing.rows], options)
+    chosen = choose([row for listing in listings for row in listing.rows], options)
     kept = {id(row) for row in chosen}
     if options.extract:
         extract_code(chosen, options.extract, options.output or Path())

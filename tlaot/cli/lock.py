@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SpecError, TlaotError
+from .filters import add_filters, choose
+from .parser import add_json
 from .spelling import columns, counted, spell_items, spell_table
-from .tune import add_spec_options, locate_spec, read_shape
+from .tune import add_spec_options, locate_spec
 
 if TYPE_CHECKING:
     from ..tune.locks.lock import Entry, Lock
@@ -60,8 +62,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show = actions.add_parser("show", help="list the workloads, their winners, times and devices")
     show.add_argument("lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"))
-    show.add_argument("--json", action="store_true", help="print the list as JSON")
-    _add_selection(show)
+    add_json(show, "the list")
+    add_filters(show)
     show.set_defaults(run=_show)
 
 
@@ -72,7 +74,7 @@ def _add_check(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="Hold tltune.lock against the spec and the sources: what holds, what is stale and why, what is missing. Nothing "
         "is compiled or measured. Exit status 1 where anything but 'holds' is found.",
     )
-    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(check, "the findings")
     add_spec_options(check)
     check.set_defaults(run=_check)
 
@@ -99,23 +101,15 @@ def _add_merge(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def _add_remove(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     remove = actions.add_parser("remove", help="remove entries, so that they are tuned again")
     remove.add_argument("lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"))
-    _add_selection(remove)
+    add_filters(remove)
     remove.set_defaults(run=_remove)
-
-
-def _add_selection(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kernel", metavar="NAME", help="only entries of this kernel")
-    parser.add_argument("--target", metavar="TARGET", help="only entries of this target")
-    parser.add_argument(
-        "--shape", metavar="M=1024,...", type=read_shape, help="only workloads that have these arguments"
-    )
 
 
 def _show(options: argparse.Namespace) -> int:
     from ..tune.locks.lock_entry import entry_to_json
 
     lock = _read(options.lock)
-    entries = _selected(lock, options)
+    entries = choose(lock.ordered(), options)
     if options.json:
         bodies = [{**entry_to_json(entry), "edited": entry.key in lock.edited} for entry in entries]
         print(json.dumps(bodies, indent=1, sort_keys=True))
@@ -221,24 +215,13 @@ def _remove(options: argparse.Namespace) -> int:
 
     if not (options.kernel or options.target or options.shape):
         raise SpecError("tlaot lock remove", "names nothing", "Say what with --kernel, --target or --shape.")
-    gone = _selected(_read(options.lock), options)
+    gone = choose(_read(options.lock).ordered(), options)
     if not gone:
         raise SpecError(str(options.lock), "has no such entry", f"tlaot lock show {options.lock} lists what there is.")
     update_lock(options.lock, lambda lock: lock.without(entry.key for entry in gone))
     for entry in gone:
         print(f"removed {entry.label}")
     return 0
-
-
-def _selected(lock: Lock, options: argparse.Namespace) -> list[Entry]:
-    wanted = options.shape or {}
-    return [
-        entry
-        for entry in lock.ordered()
-        if options.kernel in (None, entry.kernel)
-        and options.target in (None, entry.target)
-        and all(name in entry.shape and entry.shape[name] == value for name, value in wanted.items())
-    ]
 
 
 def _read(path: Path) -> Lock:

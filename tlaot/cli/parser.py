@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ..errors import did_you_mean
 
-__all__ = ["Parser", "subcommands"]
+__all__ = ["Parser", "add_json", "subcommands"]
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -58,6 +58,11 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             parser = dict(subcommands(parser)).get(word, parser)
         return parser
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--json``, which prints something as JSON."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
 
 
 def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

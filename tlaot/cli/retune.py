@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LoadError, PackageError
 from ..spelling import spell_items, spell_table
+from .filters import read_shape
+from .parser import add_json
 
 if TYPE_CHECKING:
     from ..runtime.dispatch import Place
@@ -40,7 +42,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--shape",
         metavar="NAME=VALUE,...",
-        type=_shape,
+        type=read_shape,
         action="append",
         default=[],
         help="a new workload in place of the packaged ones: sizes of symbolic dimensions, scalars, arguments of the factory",
@@ -60,21 +62,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--busy", action="store_true", help="use the times although others use the device")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the overlay to write")
-    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+    add_json(parser, "what was found")
     parser.set_defaults(run=_retune)
-
-
-def _shape(text: str) -> dict[str, Any]:
-    shape = {}
-    for item in filter(None, text.split(",")):
-        name, equals, value = item.partition("=")
-        if not equals or not name.strip():
-            raise argparse.ArgumentTypeError(f"expected NAME=VALUE,..., got {text!r}")
-        try:
-            shape[name.strip()] = json.loads(value)
-        except ValueError:
-            shape[name.strip()] = value.strip()
-    return shape
 
 
 def _seconds(text: str) -> float:

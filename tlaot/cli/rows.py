@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PackageError, did_you_mean
+from ..errors import PackageError
 from ..manifest import MANIFEST_NAME, Variant, loads
 from ..packaged import Found, find_packaged, open_wheel
 from ..runtime.dispatch import describe_params
@@ -19,7 +16,7 @@ from ..spelling import spell_items
 if TYPE_CHECKING:
     from ..tune.locks.lock import Entry
 
-__all__ = ["Listing", "Row", "add_filters", "choose_rows", "label_of", "list_what"]
+__all__ = ["Listing", "Row", "label_of", "list_what"]
 
 
 @dataclass(frozen=True)
@@ -102,72 +99,6 @@ def list_what(what: str) -> list[Listing]:
 def label_of(row: Row) -> str:
     """The row in a message: ``matmul [cuda:sm_90a] (M=64, N=64)``."""
     return f"{row.kernel} [{row.target}] ({spell_items(row.shape)})"
-
-
-def add_filters(parser: argparse.ArgumentParser) -> None:
-    """Options that choose rows."""
-    parser.add_argument("--kernel", metavar="NAME", action="append", help="only this kernel (may be repeated)")
-    parser.add_argument(
-        "--target", metavar="TARGET", action="append", help="only this target: cuda:sm_90a, or all of a kind: cuda"
-    )
-    parser.add_argument(
-        "--shape", metavar="K=V,...", action="append", help="only workloads with these values: M=1024,N=64"
-    )
-
-
-def choose_rows(rows: Iterable[Row], options: argparse.Namespace) -> list[Row]:
-    """Those that the options of :func:`add_filters` let through.
-
-    Raises:
-        PackageError: An option lets none through; the message lists what there is.
-    """
-    left = list(rows)
-    for option, key in (("kernel", _kernel_of), ("target", _target_of), ("shape", _shape_of)):
-        wanted: Sequence[str] | None = getattr(options, option)
-        if wanted is None or not left:
-            continue
-        there = list(dict.fromkeys(key(row) for row in left))
-        for text in wanted:
-            if not any(_fits(option, text, row) for row in left):
-                raise PackageError(
-                    f"--{option}", f"there is no {text!r}{did_you_mean(text, there)}", f"There is: {_some(there)}."
-                )
-        left = [row for row in left if any(_fits(option, text, row) for text in wanted)]
-    return left
-
-
-def _kernel_of(row: Row) -> str:
-    return row.kernel
-
-
-def _target_of(row: Row) -> str:
-    return row.target
-
-
-def _shape_of(row: Row) -> str:
-    return ",".join(f"{name}={_as_text(value)}" for name, value in sorted(row.shape.items()))
-
-
-def _some(names: Sequence[str]) -> str:
-    return "; ".join(names[:12]) + (f"; and {len(names) - 12} more" if len(names) > 12 else "")
-
-
-def _fits(option: str, text: str, row: Row) -> bool:
-    if option == "kernel":
-        return row.kernel == text
-    if option == "target":
-        return text in (row.target, *row.target.split(":"))
-    # A list's own commas are followed by no name.
-    for part in filter(None, re.split(r",(?=[^,=]+=)", text)):
-        name, _, value = part.partition("=")
-        name, value = name.strip(), value.strip()
-        if name not in row.shape or value not in (_as_text(row.shape[name]), json.dumps(row.shape[name])):
-            return False
-    return True
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_lock(path: Path) -> bool:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..errors import SpecError
+from .filters import read_shape
 from .spelling import counted
 
-__all__ = ["add", "add_spec_options", "locate_spec", "read_shape"]
+__all__ = ["add", "add_spec_options", "locate_spec"]
 
 
 _DESCRIPTION = """\
@@ -89,20 +87,6 @@ def locate_spec(options: argparse.Namespace) -> tuple[Path, Path]:
     path = path.absolute()
     package = read_spec(path).package
     return path, (options.source.absolute() if options.source else find_source_root(path.parent, package))
-
-
-def read_shape(text: str) -> Mapping[str, Any]:
-    """``M=1024,mode=fast``: a value is JSON, or text."""
-    items = {}
-    for item in text.split(","):
-        name, equals, value = item.partition("=")
-        if not name.strip() or not equals:
-            raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {item!r}: write M=1024,N=1024, for instance")
-        try:
-            items[name.strip()] = json.loads(value)
-        except ValueError:
-            items[name.strip()] = value.strip()
-    return items
 
 
 def _jobs(text: str) -> int:
