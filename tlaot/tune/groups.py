@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from .compiling.toolchain import find_toolchain
 from .frontends import FRONTENDS
 from .locks.fit import spec_fields
 from .locks.sources import Known, digest_modules, modules_of
+from .machine import Machine
 from .site import Site, equip
 from .specs.plan import Workload
 from .specs.spec import KernelSpec, Spec
@@ -28,6 +29,7 @@ __all__ = [
     "choose_groups",
     "is_optional",
     "lacking_device",
+    "lacking_frontend",
     "plan_group",
     "refuse_nothing",
     "say_skipped",
@@ -138,12 +140,9 @@ def all_groups(spec: Spec, wanted: tuple[Target, ...] | None = None) -> list[Gro
 
 def _lacking_tool(group: Group, site: Site) -> tuple[str, str] | None:
     """What this machine lacks to compile for a target, and how to get it; None where it lacks nothing."""
-    distribution = FRONTENDS[group.frontend][1]
-    if distribution not in site.machine.distributions:
-        return f"{distribution} is not installed in the build environment", (
-            f'Add "tlaot[{group.frontend}]" to [build-system] requires, '
-            f"or pip install {distribution} and use --no-build-isolation."
-        )
+    missing = lacking_frontend(group, site.machine.distributions)
+    if missing is not None:
+        return missing
     if group.target.is_cuda:
         try:
             find_toolchain(site.workshop.environ, cuda=True)
@@ -152,14 +151,25 @@ def _lacking_tool(group: Group, site: Site) -> tuple[str, str] | None:
     return None
 
 
-def lacking_device(target: Target, site: Site) -> tuple[str, str] | None:
-    """What this machine lacks to measure on a target's device, and how to get it; None where it lacks nothing."""
+def lacking_frontend(group: Group, installed: Container[str]) -> tuple[str, str] | None:
+    """What distribution an environment lacks to lower a group's kernels, and how to get it; None where it lacks nothing."""
+    distribution = FRONTENDS[group.frontend][1]
+    if distribution in installed:
+        return None
+    return f"{distribution} is not installed in the build environment", (
+        f'Add "tlaot[{group.frontend}]" to [build-system] requires, '
+        f"or pip install {distribution} and use --no-build-isolation."
+    )
+
+
+def lacking_device(target: Target, machine: Machine) -> tuple[str, str] | None:
+    """What a machine lacks to measure on a target's device, and how to get it; None where it lacks nothing."""
     if not target.is_cuda:
         return None
-    if site.machine.gpu_for(target) is None:
-        gpus = ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in site.machine.gpus)
+    if machine.gpu_for(target) is None:
+        gpus = ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in machine.gpus)
         return f"there is no GPU to tune {target} on (found: {gpus or 'none'})", "Build on a machine that has one."
-    if "torch" not in site.machine.distributions:
+    if "torch" not in machine.distributions:
         return "torch, which checks and times CUDA kernels, is not installed in the build environment", (
             "Install torch and build with --no-build-isolation."
         )

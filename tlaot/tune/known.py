@@ -132,7 +132,7 @@ def drop_hopeless(groups: Sequence[Group], site: Site, tolerant: bool = False) -
         if is_locked(group, site) or site.settings.lock == "frozen":
             pass  # the lock's entries are looked at one by one
         elif group.stand_in is None:
-            missing = lacking_device(group.target, site)
+            missing = lacking_device(group.target, site.machine)
         elif not any(other.target == group.stand_in for other in kept):
             missing = (
                 f"{group.stand_in}, whose winners it takes, is not built",
@@ -187,7 +187,7 @@ def _hindrance(work: Work, site: Site) -> tuple[str, str] | None:
             f"{group.target} takes the winners of {group.stand_in}",
             f"Tune that: tlaot tune --target {group.stand_in}.",
         )
-    return lacking_device(group.target, site)
+    return lacking_device(group.target, site.machine)
 
 
 def refuse(group: Group, lines: Sequence[str], site: Site, missing: tuple[str, str]) -> NoReturn:

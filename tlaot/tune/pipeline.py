@@ -133,7 +133,9 @@ def _plan(site: Site, selection: Selection) -> list[Work]:
     groups = drop_hopeless(choose_groups(spec, site), site, selection.tolerant)
     refuse_nothing(groups, spec)
     for group in groups:
-        measures = group.stand_in is None and not is_locked(group, site) and lacking_device(group.target, site) is None
+        measures = (
+            group.stand_in is None and not is_locked(group, site) and lacking_device(group.target, site.machine) is None
+        )
         warm_up(equip(site, group.target), group.frontend, group.target, measures)
     works = [plan_group(group, site) for group in groups]
     return works if selection.shape is None else _select_shapes(works, selection.shape)

@@ -63,7 +63,7 @@ def _doubt_locked(work: Work, known: Known, pool: CompilePool, store: Store, sit
             lacking[path] = f"other code is generated now: {difference}"
         else:
             recorded[path] = record
-    missing = lacking_device(work.group.target, site)
+    missing = lacking_device(work.group.target, site.machine)
     if lacking and missing is not None:
         lines = [f"  {work.workloads[path].label}: {reason}" for path, reason in lacking.items()]
         refuse(work.group, lines, site, missing)

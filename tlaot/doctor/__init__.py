@@ -1,0 +1,1 @@
+"""What this machine can build and run, and what it lacks for a project's targets: data, which ``tlaot doctor`` prints."""
