@@ -54,7 +54,7 @@ static int compact(const DLTensor *t) {
 }
 
 FUNCTION(call) {
-  const DLTensor *tensors[16], *first_in = NULL;
+  const DLTensor *tensors[32], *first_in = NULL;
   double scale = 1;
   (void)self;
   if (num_args != COUNT) return fail("TypeError", "wrong number of arguments", num_args);

@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import ctypes
 import sys
-import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,9 @@ def direct_type(path: Path, expected: FileDigest) -> Any | None:
 
 def _is_usual_python() -> bool:
     """Whether objects have the head that the library knows."""
-    unusual = sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "getobjects")
+    unusual = "t" in getattr(sys, "abiflags", "") or hasattr(
+        sys, "getobjects"
+    )  # free-threaded; with a list of all objects
     return sys.implementation.name == "cpython" and not unusual
 
 
@@ -74,6 +75,7 @@ class Direct:
     """
 
     def __init__(self, kind: Any, answer: Callable[[Any, Any], Any], explain: Callable[[Any, str, str], Any]) -> None:
+        self.kind = kind
         self.call = kind(answer, explain)
         self._told: list[Variant] = []
         self._ranges = 0

@@ -84,6 +84,8 @@ class CallPath:
         self._copies = any(map(copies, variants))
         # By the factory arguments of a call: the kernel with them bound.
         self._bound: dict[Hashable, CallPath] = {}
+        # Those of them that the library calls itself.
+        self._linked: set[int] = set()
 
     def __call__(self, *args: Any, **factory_args: Any) -> Any:
         """Run the kernel.
@@ -149,8 +151,11 @@ class CallPath:
             if len(self._bound) >= _MOST_BOUND:
                 self._bound.clear()
             self._bound[key] = found
-            if self._direct is not None:
-                self._direct.call.bind(tuple(factory_args), tuple(factory_args.values()), found)
+        elif found._direct is not None:
+            direct = self._direct or self._go_direct(found._direct.kind)
+            if id(found) not in self._linked:
+                self._linked.add(id(found))
+                direct.call.bind(tuple(factory_args), tuple(factory_args.values()), found)
         return found
 
     def _lend(self, args: tuple[Any, ...]) -> Any:
@@ -193,29 +198,27 @@ class CallPath:
 
     def _tell(self, args: tuple[Any, ...], decision: Decision, way: Way) -> None:
         """Have the package's library take such calls from now on."""
-        if self._direct is None:
+        direct = self._direct
+        if direct is None:
             kind = direct_type(way.path, way.digest)
             if kind is None:
                 return
-            own = self._plain
-            # Methods of the class as it is: looked up in the object, they would be what replaces them.
-            self._direct = Direct(kind, MethodType(_answer, self), MethodType(_explain, self))
-            for key, bound in self._bound.items():
-                count = len(key) // 3  # type: ignore[arg-type]
-                self._direct.call.bind(key[:count], key[count : 2 * count], bound)  # type: ignore[index]
-            # A call of an object is a call of what its type has: a type of its own, without a Python function between.
-            content = {
-                "__call__": self._direct.call,
-                "__slots__": (),
-                "__module__": own.__module__,
-                "__doc__": own.__doc__,
-            }
-            self.__class__ = type(own.__name__, (own,), content)
-        if self._direct.full:
+            direct = self._go_direct(kind)
+        if direct.full:
             # What is kept here would not be told again.
-            self._direct.forget()
+            direct.forget()
             self._callers.clear()
-        self._direct.tell(args, decision.call, decision.variant, decision.plain, self._strides, decision.ranges)
+        direct.tell(args, decision.call, decision.variant, decision.plain, self._strides, decision.ranges)
+
+    def _go_direct(self, kind: Any) -> Direct:
+        """Have calls of this object go to one of the library's."""
+        own = self._plain
+        # Methods of the class as it is: looked up in the object, they would be what replaces them.
+        direct = self._direct = Direct(kind, MethodType(_answer, self), MethodType(_explain, self))
+        # A call of an object is a call of what its type has: a type of its own, without a Python function between.
+        content = {"__call__": direct.call, "__slots__": (), "__module__": own.__module__, "__doc__": own.__doc__}
+        self.__class__ = type(own.__name__, (own,), content)
+        return direct
 
 
 def _answer(self: CallPath, args: tuple[Any, ...], factory_args: Mapping[str, Any] | None) -> Any:
