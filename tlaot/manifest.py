@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,11 +21,13 @@ from .errors import PackageError
 from .layout import Entries, lay_out, read_layout
 
 __all__ = [
+    "BUCKETS_VERSION",
     "DIRECT",
     "DIRECT_TYPE",
     "EXECUTABLE",
     "FORMAT_VERSION",
     "VARIANT_NAME",
+    "Bucket",
     "FileDigest",
     "Kernel",
     "Manifest",
@@ -42,7 +44,9 @@ __all__ = [
     "verify_file",
 ]
 
-FORMAT_VERSION = 2
+# The second is written where variants serve ranges of sizes, which a reader of the first would not know how to choose between.
+FORMAT_VERSION, BUCKETS_VERSION = 2, 3
+_FORMATS = (FORMAT_VERSION, BUCKETS_VERSION)
 MANIFEST_NAME = "manifest.json"
 VARIANT_NAME = "variant.json"
 EXECUTABLE = "executable.so"
@@ -86,6 +90,23 @@ class FileDigest:
 
 
 @dataclass(frozen=True)
+class Bucket:
+    """A range of sizes of a dynamic kernel that a variant serves.
+
+    Attributes:
+        sizes: For each open dimension the first and the last size; the last is None where there is no end.
+        ms: Times at the first and the last size, as they were measured; None where they were not.
+        regret: How many times the time of the best of all configs it takes where it is worst, among the sizes that were measured.
+        bound: How many times that it may take at any size of the range, if no size takes less time than a smaller one.
+    """
+
+    sizes: Mapping[str, tuple[int, int | None]]
+    ms: tuple[float | None, float | None] = (None, None)
+    regret: float | None = None
+    bound: float | None = None
+
+
+@dataclass(frozen=True)
 class Variant:
     """One compiled kernel: a target, a workload and the config that won there.
 
@@ -107,6 +128,7 @@ class Variant:
             made its device code. Each as ``"12.8"``.
         tuned: The evidence behind the config: the ``"device"`` it was measured on and its ``"sm_count"``; ``"as"``, the target
             whose winner this stand-in was given.
+        buckets: Of a dynamic workload: the ranges of sizes that this variant serves; empty for all sizes that it takes.
     """
 
     target: str
@@ -122,6 +144,7 @@ class Variant:
     stored: Mapping[str, str] = field(default_factory=dict)
     floor: Mapping[str, str] = field(default_factory=dict)
     tuned: Mapping[str, Any] = field(default_factory=dict)
+    buckets: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,7 +188,7 @@ def digest_of(data: bytes) -> FileDigest:
 def dumps(manifest: Manifest) -> str:
     """Serialize; the same manifest always gives the same text."""
     body = {
-        "format": FORMAT_VERSION,
+        "format": _format_of(v for kernel in manifest.kernels.values() for v in kernel.variants),
         "package": manifest.package,
         "writer": manifest.writer,
         "project": dict(manifest.project),
@@ -193,7 +216,7 @@ def open_manifest(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     found = read_layout(data)
-    if found is not None and found[0].get("format") == FORMAT_VERSION:
+    if found is not None and found[0].get("format") in _FORMATS:
         body, entries = found
     else:
         body, entries = _unseal(data, where, "the kernel manifest"), None
@@ -255,7 +278,7 @@ def variant_dumps(kernel: str, variant: Variant) -> str:
     """
     entry = _variant_to_json(variant)
     entry["files"].pop(VARIANT_NAME, None)
-    return _seal({"format": FORMAT_VERSION, "kernel": kernel, **entry})
+    return _seal({"format": _format_of([variant]), "kernel": kernel, **entry})
 
 
 def variant_loads(data: bytes, where: str = VARIANT_NAME) -> tuple[str, Variant]:
@@ -337,12 +360,12 @@ def _unseal(text: str | bytes, where: str, what: str) -> dict[str, Any]:
         raise PackageError(where, f"{what} is not valid JSON ({error})", _REBUILD) from None
     if not isinstance(body, dict) or not isinstance(body.get("format"), int):
         raise PackageError(where, f"{what} has no format version", _REBUILD)
-    if body["format"] != FORMAT_VERSION:
+    if body["format"] not in _FORMATS:
         raise PackageError(
             where,
-            f"{what} has format {body['format']}, this tlaot reads format {FORMAT_VERSION}",
+            f"{what} has format {body['format']}, this tlaot reads formats {FORMAT_VERSION} and {BUCKETS_VERSION}",
             "Upgrade tlaot (pip install -U tlaot)."
-            if body["format"] > FORMAT_VERSION
+            if body["format"] > BUCKETS_VERSION
             else "Build the package again with this tlaot.",
         )
     recorded = body.pop("digest", None)
@@ -356,8 +379,15 @@ def _body_digest(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def _format_of(variants: Iterable[Variant]) -> int:
+    return BUCKETS_VERSION if any(variant.buckets for variant in variants) else FORMAT_VERSION
+
+
 def _variant_to_json(variant: Variant) -> dict[str, Any]:
+    # A package without dynamic kernels is as it ever was.
+    buckets = {"buckets": [_bucket_to_json(bucket) for bucket in variant.buckets]} if variant.buckets else {}
     return {
+        **buckets,
         "target": variant.target,
         "shape": dict(variant.shape),
         "config": dict(variant.config),
@@ -389,7 +419,27 @@ def _variant_from_json(body: Mapping[str, Any]) -> Variant:
         stored=body["stored"],
         floor=body["floor"],
         tuned=body["tuned"],
+        buckets=tuple(map(_bucket_from_json, body.get("buckets", ()))),
     )
+
+
+def _bucket_to_json(bucket: Bucket) -> dict[str, Any]:
+    return {
+        "sizes": {name: list(ends) for name, ends in bucket.sizes.items()},
+        "ms": list(bucket.ms),
+        "regret": bucket.regret,
+        "bound": bucket.bound,
+    }
+
+
+def _bucket_from_json(body: Mapping[str, Any]) -> Bucket:
+    sizes = {}
+    for name, (low, high) in body["sizes"].items():
+        if type(low) is not int or not (high is None or type(high) is int):
+            raise ValueError(f"a bucket's sizes {low!r} to {high!r}")
+        sizes[name] = (low, high)
+    first, last = body["ms"]
+    return Bucket(sizes, (first, last), body["regret"], body["bound"])
 
 
 def param_to_json(param: Param) -> dict[str, Any]:

@@ -9,13 +9,13 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..audit import Audited, Demands, Finding, Promise, audit_found, audit_wheel, promise_of, show_findings, variants_of
 from ..errors import CallError, PackageError
-from ..manifest import FOLDER, MANIFEST_NAME
+from ..manifest import FOLDER, MANIFEST_NAME, Variant
 from ..packaged import find_packaged
 from ..runtime.places import find_folders, find_homes, refuse_clashes
 from ..spelling import counted, spell_items
@@ -123,21 +123,26 @@ def _audit_together(package: str) -> Iterator[Audited]:
         yield Audited(package, None, (Finding("places", error.where, error.what, error.remedy),))
 
 
-def _read_lock(path: Path) -> Mapping[Promise, Mapping[str, Any]]:
-    """The config that ships of each entry of a lock."""
+def _read_lock(path: Path) -> Mapping[Promise, Sequence[Mapping[str, Any]]]:
+    """The configs that ship of each entry of a lock: several, of a dynamic workload."""
     # Imported here: the lock belongs to the build side, which no other check needs.
     from ..tune.locks.lock_file import read_lock
 
     if not path.is_file():
         raise PackageError(str(path), "there is no such file", "Name a tltune.lock.")
-    return {promise_of(e.kernel, e.target, e.shape): dict(e.ships) for e in read_lock(path).entries.values()}
+    return {
+        promise_of(e.kernel, e.target, e.shape): [dict(part.config) for part in e.parts] or [dict(e.ships)]
+        for e in read_lock(path).entries.values()
+    }
 
 
-def _with_lock(audited: Audited, locked: Mapping[Promise, Mapping[str, Any]], lock: str) -> Audited:
+def _with_lock(audited: Audited, locked: Mapping[Promise, Sequence[Mapping[str, Any]]], lock: str) -> Audited:
     """With what the lock has for a target that is packaged, and the package has not, or with another config."""
     if audited.manifest is None:
         return audited
-    offered = {promise_of(name, v.target, v.shape): v for name, v in variants_of(audited.manifest)}
+    offered: dict[Promise, list[Variant]] = {}
+    for name, variant in variants_of(audited.manifest):
+        offered.setdefault(promise_of(name, variant.target, variant.shape), []).append(variant)
     targets = {target for _, target, _ in offered}
     findings = []
     for promise, ships in sorted(locked.items()):
@@ -145,15 +150,20 @@ def _with_lock(audited: Audited, locked: Mapping[Promise, Mapping[str, Any]], lo
         if target in targets and promise not in offered:
             what = f"has no variant of {target} and {shape}, which {lock} has"
             findings.append(Finding("coverage", kernel, what, "Build it again with the lock."))
-        elif promise in offered and dict(offered[promise].config) != ships:
-            what = f"has the config {spell_items(offered[promise].config)}, {lock} has {spell_items(ships)}"
+        elif promise in offered and _spelled(v.config for v in offered[promise]) != _spelled(ships):
+            mine, theirs = (" and ".join(_spelled(own)) for own in ([v.config for v in offered[promise]], ships))
+            what = f"has the config {mine}, {lock} has {theirs}"
             remedy = "Build it again with the lock; where max-slowdown has changed since, run tlaot tune before."
-            findings.append(Finding("coverage", offered[promise].path, what, remedy))
+            findings.append(Finding("coverage", offered[promise][0].path, what, remedy))
     return dataclasses.replace(audited, findings=(*audited.findings, *findings))
 
 
+def _spelled(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    return sorted(map(spell_items, configs))
+
+
 def _missing_targets(
-    outcomes: Sequence[Audited], locked: Mapping[Promise, Mapping[str, Any]], lock: str
+    outcomes: Sequence[Audited], locked: Mapping[Promise, Sequence[Mapping[str, Any]]], lock: str
 ) -> tuple[Finding, ...]:
     """Targets of the lock that nothing has which was given: a companion was left out, or never built."""
     manifests = [audited.manifest for audited in outcomes if audited.manifest is not None]

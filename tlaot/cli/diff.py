@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runtime.buckets import measured_range, spell_range
 from .parser import add_json
 from .rows import Listing, Row, label_of, list_what
 from .spelling import columns, counted, headline, spell_bytes, spell_items, spell_table
@@ -19,8 +20,8 @@ __all__ = ["Change", "Comparison", "add", "compare"]
 
 _DESCRIPTION = """\
 Compares two wheels, installed packages, folders or locks: kernels, targets and shapes that were gained and lost, the size, and each
-workload that became slower by more than its times spread. Exit status: 0; 1 where coverage was lost, where NEW has no
-variants at all, or where a workload became slower than --max-slowdown allows, by times that are not to be trusted too; 2 where the
+workload that became slower by more than its times spread. Exit status: 0; 1 where coverage was lost (sizes of a dynamic workload
+among it), where NEW has no variants at all, or where a workload became slower than --max-slowdown allows, by times that are not to be trusted too; 2 where the
 two cannot be compared. Times of different devices are not compared.
 """
 _EXAMPLES = """\
@@ -64,6 +65,7 @@ class Comparison:
         kept: Workloads that both have.
         old_size, new_size: Bytes of the wheels, or of the variants' files where one is no wheel; None for locks.
         emptied: Whether the new one has nothing at all.
+        narrowed: Dynamic workloads that serve fewer sizes, with words for that.
     """
 
     lost: tuple[Row, ...]
@@ -73,6 +75,7 @@ class Comparison:
     old_size: int | None
     new_size: int | None
     emptied: bool
+    narrowed: tuple[tuple[Row, str], ...] = ()
 
     def slower(self) -> list[Change]:
         """What became slower by more than the times spread, the worst first."""
@@ -122,7 +125,7 @@ def _diff(options: argparse.Namespace) -> int:
         print(json.dumps(_as_json(found, options.max_slowdown), indent=1, sort_keys=True))
     else:
         print("\n".join(_show(found, options)))
-    return 1 if found.lost or found.emptied or found.too_slow(options.max_slowdown) else 0
+    return 1 if found.lost or found.emptied or found.narrowed or found.too_slow(options.max_slowdown) else 0
 
 
 def compare(old: str, new: str) -> Comparison:
@@ -146,20 +149,25 @@ def compare(old: str, new: str) -> Comparison:
         tuple(_change(row, news[key]) for key, row in olds.items() if key in news),
         *sizes,
         not news and not companions,
+        tuple(_narrowed(before, after, several)),
     )
 
 
 def _by_key(listings: Sequence[Listing], several: bool) -> dict[Key, Row]:
-    rows = [row for listing in listings for row in listing.rows]
-    return {
-        (
-            row.package if several else "",
-            row.kernel,
-            row.target,
-            json.dumps(row.shape, sort_keys=True),
-        ): row
-        for row in rows
-    }
+    # Of a dynamic workload what serves its largest sizes stands for it.
+    rows = sorted((row for listing in listings for row in listing.rows), key=lambda row: _largest(row) or ())
+    return {_key_of(row, several): row for row in rows}
+
+
+def _key_of(row: Row, several: bool) -> Key:
+    return row.package if several else "", row.kernel, row.target, json.dumps(row.shape, sort_keys=True)
+
+
+def _largest(row: Row) -> tuple[float, ...]:
+    """The largest sizes that a variant serves; none of one that serves all."""
+    buckets = () if row.variant is None else row.variant.buckets
+    ends = [tuple(math.inf if high is None else high for _, high in bucket.sizes.values()) for bucket in buckets]
+    return max(ends, default=())
 
 
 def _sizes(*sides: tuple[str, Sequence[Listing]]) -> tuple[int | None, int | None]:
@@ -177,6 +185,24 @@ def _sizes(*sides: tuple[str, Sequence[Listing]]) -> tuple[int | None, int | Non
 
 def _wheels_of(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(path.glob("*.whl")) if path.is_dir() else []
+
+
+def _narrowed(old: Sequence[Listing], new: Sequence[Listing], several: bool) -> Iterator[tuple[Row, str]]:
+    """Dynamic workloads that serve sizes no more which they served, and which."""
+    before, after = _ranges(old, several), _ranges(new, several)
+    for key, (row, ranges) in before.items():
+        for name, (low, high) in ranges.items() if key in after else ():
+            least, most = after[key][1].get(name, (low, high))
+            if least > low or (most is not None and (high is None or most < high)):
+                yield row, f"{name} was {spell_range((low, high))}, is {spell_range((least, most))}"
+
+
+def _ranges(listings: Sequence[Listing], several: bool) -> dict[Key, tuple[Row, Mapping[str, Any]]]:
+    variants: dict[Key, list[Row]] = {}
+    for row in (row for listing in listings for row in listing.rows):
+        if row.variant is not None and row.variant.buckets:
+            variants.setdefault(_key_of(row, several), []).append(row)
+    return {key: (own[0], measured_range([row.variant for row in own if row.variant])) for key, own in variants.items()}
 
 
 def _change(old: Row, new: Row) -> Change:
@@ -207,6 +233,8 @@ def _show(found: Comparison, options: argparse.Namespace) -> Iterator[str]:
     for title, rows in (("lost", found.lost), (moved, found.moved), ("gained", found.gained)):
         if rows:
             yield from ("", headline(title), *(f"  {label_of(row)}" for row in rows))
+    if found.narrowed:
+        yield from ("", headline("serve fewer sizes"), *(f"  {label_of(row)}: {what}" for row, what in found.narrowed))
     slower, too_slow = found.slower(), found.too_slow(options.max_slowdown)
     if slower:
         limit = f", {len(too_slow)} past --max-slowdown {options.max_slowdown:g}" if options.max_slowdown else ""
@@ -268,6 +296,7 @@ def _as_json(found: Comparison, limit: float | None) -> dict[str, Any]:
         "gained": [_key_as_json(row) for row in found.gained],
         "moved": [_key_as_json(row) for row in found.moved],
         "emptied": found.emptied,
+        "narrowed": [{**_key_as_json(row), "what": what} for row, what in found.narrowed],
         "old_bytes": found.old_size,
         "new_bytes": found.new_size,
         "workloads": [

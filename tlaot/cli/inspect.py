@@ -6,12 +6,13 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import PackageError, TlaotError
 from ..manifest import Variant
+from ..runtime.buckets import spell_range
 from ..runtime.dispatch import describe_params
 from .extract import CODE, extract_code
 from .filters import add_filters, choose
@@ -83,6 +84,9 @@ def _show(listing: Listing, rows: Sequence[Row]) -> Iterator[str]:
     for kernel in dict.fromkeys(row.kernel for row in rows):
         yield ""
         yield from _show_kernel(kernel, [row for row in rows if row.kernel == kernel])
+    if any(row.variant is not None and row.variant.buckets for row in rows):
+        yield ""
+        yield from _show_buckets(rows)
     if rows:
         yield ""
         yield from _show_provenance(rows)
@@ -182,6 +186,23 @@ def _notes(row: Row) -> Iterator[str]:
         yield "binary of another variant"
 
 
+def _show_buckets(rows: Sequence[Row]) -> Iterator[str]:
+    """Which variant of a dynamic workload serves which sizes, in their order."""
+    header = ("kernel", "target", "shape", "sizes", "config", "time at first", "at last", "regret", "bound")
+    found: list[tuple[Any, list[str]]] = []
+    for row in rows:
+        for bucket in () if row.variant is None else row.variant.buckets:
+            sizes = ", ".join(f"{name} {spell_range(ends)}" for name, ends in bucket.sizes.items())
+            place = (row.kernel, row.target, spell_items(row.shape))
+            figures = [f"{ms:.4g} ms" if ms else "-" for ms in bucket.ms]
+            figures += [f"{ratio:.3f}x" if ratio else "-" for ratio in (bucket.regret, bucket.bound)]
+            order = (*place, [low for low, _ in bucket.sizes.values()])
+            found.append((order, [*place, sizes, spell_items(row.config), *figures]))
+    found.sort(key=lambda one: one[0])
+    yield headline("dynamic sizes: what serves which; regret: times the best of all configs, where measured")
+    yield from spell_table(header, [cells for _, cells in found], header[5:], columns())
+
+
 def _show_provenance(rows: Sequence[Row]) -> Iterator[str]:
     """By target: what it was tuned on, what it needs and what made it."""
     counts: dict[tuple[str, str, str, str], int] = {}
@@ -234,6 +255,7 @@ def _as_json(row: Row) -> dict[str, Any]:
         "tuned": dict(row.tuned),
         "floor": dict(row.floor),
         "bytes": row.size,
+        "buckets": [asdict(bucket) for bucket in row.variant.buckets] if row.variant is not None else [],
         "path": None if row.variant is None else row.variant.path,
         "stored": {} if row.variant is None else dict(row.variant.stored),
     }

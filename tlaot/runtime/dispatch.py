@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 from ..manifest import Param, Variant
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, read_target
+from .buckets import find_bucket, spell_range
 
 __all__ = [
     "Argument",
     "Place",
     "Rejection",
+    "bind_sizes",
     "copies",
     "describe_call",
     "describe_params",
@@ -31,6 +33,9 @@ __all__ = [
 ]
 
 Sizes: TypeAlias = tuple[int | str, ...]
+
+# Ranges of sizes that a message lists of a variant.
+_MOST_BUCKETS = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class Rejection:
     Attributes:
         variant: The variant.
         reasons: ``(kind, text)`` of each mismatch; the kinds are ``"device"``, ``"target"``, ``"factory"``,
-            ``"count"``, ``"kind"``, ``"dtype"``, ``"shape"``, ``"strides"`` and ``"ptx"``.
+            ``"count"``, ``"kind"``, ``"dtype"``, ``"shape"``, ``"strides"``, ``"ptx"`` and ``"size"``.
     """
 
     variant: Variant
@@ -150,10 +155,20 @@ def find_mismatches(
         yield "count", f"takes {expected} arguments, got {len(arguments)}"
         return
     sizes: dict[str, int] = {}
+    fits = True
     for position, (param, argument) in enumerate(zip(given, arguments, strict=True)):
         what = f"argument {position} ({param.name})"
         for kind, text in _argument_mismatches(param, argument, sizes):
+            fits = False
             yield kind, f"{what} {text}"
+    if fits and variant.buckets and find_bucket(variant, sizes) is None:
+        told = ", ".join(f"{name} = {sizes.get(name, 'not given')}" for name in variant.buckets[0].sizes)
+        served = [
+            ", ".join(f"{name} {spell_range(ends)}" for name, ends in bucket.sizes.items())
+            for bucket in variant.buckets[:_MOST_BUCKETS]
+        ]
+        more = [f"{len(variant.buckets) - _MOST_BUCKETS} ranges more"] if len(variant.buckets) > _MOST_BUCKETS else []
+        yield "size", f"{told} is not in what it serves: {'; '.join([*served, *more])}"
 
 
 def wants_factory_args(variant: Variant, factory_args: Mapping[str, Any]) -> bool:
@@ -168,6 +183,16 @@ def given_params(variant: Variant, count: int) -> tuple[Param, ...] | None:
     if count == len(variant.params) - len(variant.out_idx):
         return tuple(p for i, p in enumerate(variant.params) if i not in variant.out_idx)
     return None
+
+
+def bind_sizes(variant: Variant, arguments: Sequence[Argument]) -> dict[str, int]:
+    """What a call's tensors make of a variant's symbolic sizes."""
+    sizes: dict[str, int] = {}
+    for param, argument in zip(given_params(variant, len(arguments)) or (), arguments, strict=False):
+        for want, got in zip(param.shape or (), argument.shape or (), strict=False):
+            if isinstance(want, str):
+                sizes.setdefault(want, got)
+    return sizes
 
 
 def refuse_place(variant: Variant, place: Place) -> Iterable[tuple[str, str]]:

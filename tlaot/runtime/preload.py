@@ -177,14 +177,16 @@ def _candidates(kernel: Kernel, place: Place) -> list[Variant]:
     fitting = [v for v in kernel.variants if target_of(v.target).is_cuda == (place.device_type == DLPACK_CUDA)]
     if place.device_type == DLPACK_CPU and fitting:
         place = Place(DLPACK_CPU, cpu_level=kernel.cpu_level_of(fitting))
-    fitting = [v for v in fitting if not any(refuse_place(v, place))]
+    runnable = fitting = [v for v in fitting if not any(refuse_place(v, place))]
     best: dict[str, Variant] = {}
     for variant in fitting:
         workload = spell_workload(variant)
         best[workload] = max(best.get(workload, variant), variant, key=lambda v: merit_of(v, place))
-    native = [v for v in best.values() if not target_of(v.target).is_virtual]
-    chosen = [v for v in best.values() if not target_of(v.target).is_virtual or not any(covers(n, v) for n in native)]
-    return [*chosen, *(v for v in kernel.retuned_for(place) if v in fitting and v not in chosen)]
+    # Of a dynamic workload several variants of the target share the sizes.
+    fitting = [v for v in fitting if v is best[spell_workload(v)] or (v.buckets and v.target == best[spell_workload(v)].target)]
+    native = [v for v in fitting if not target_of(v.target).is_virtual]
+    chosen = [v for v in fitting if not target_of(v.target).is_virtual or not any(covers(n, v) for n in native)]
+    return [*chosen, *(v for v in kernel.retuned_for(place) if v in runnable and v not in chosen)]
 
 
 def _wanted(name: str, variant: Variant, only: Only) -> bool:

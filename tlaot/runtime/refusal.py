@@ -10,11 +10,13 @@ from typing import Any
 from ..errors import CallError, DispatchError, did_you_mean
 from ..manifest import Variant
 from ..target import CPU_LEVELS, DLPACK_CPU
+from .buckets import measured_range, spell_range
 from .dispatch import (
     Argument,
     Place,
     Rejection,
     Sizes,
+    bind_sizes,
     describe_call,
     describe_params,
     find_mismatches,
@@ -167,6 +169,9 @@ def _remedy(arguments: Sequence[Argument], place: Place, rejected: Sequence[Reje
         return "Pass scalars as Python numbers and tensors as tensors, in the order above."
     if frozenset({"factory"}) in only:
         return "Name factory arguments with values that were packaged."
+    sized = [r.variant for r in rejected if r.kinds == {"size"}]
+    if sized:
+        return _extend_range(sized, arguments)
     larger = [r.variant for r in rejected if r.kinds == {"shape"} and _pads_to(r.variant, arguments)]
     if larger:
         next_larger = spell_workload(min(larger, key=_volume))
@@ -174,6 +179,24 @@ def _remedy(arguments: Sequence[Argument], place: Place, rejected: Sequence[Reje
     if all(_has_wrong_rank(r.variant, arguments) for r in rejected):
         return f"Pass tensors of as many dimensions as in {describe_params(rejected[0].variant)}."
     return "Add the shape to tltune.toml and build the package again."
+
+
+def _extend_range(variants: Sequence[Variant], arguments: Sequence[Argument]) -> str:
+    """The range that the nearest dynamic workload serves, and the line of tltune.toml that extends it to a call's sizes."""
+    first = variants[0]
+    own = [v for v in variants if v.target == first.target and dict(v.shape) == dict(first.shape)]
+    sizes, ranges = bind_sizes(first, arguments), measured_range(own)
+    outside = [name for name, (low, high) in ranges.items() if not low <= sizes.get(name, -1) <= (high or math.inf)]
+    told = ", ".join(f"{name} = {sizes.get(name)} is outside of {spell_range(ranges[name])}" for name in outside)
+    declared = first.properties.get("dynamic") or {name: [low, high] for name, (low, high) in ranges.items()}
+    line = ", ".join(
+        f"{name} = {sorted({*known, *([sizes[name]] if name in outside and sizes.get(name) else [])})}"
+        for name, known in declared.items()
+    )
+    return (
+        f"{told}, what {spell_workload(first)} was measured for. In tltune.toml write dynamic = {{ {line} }} and build the package "
+        'again; or outside = "clamp", where the kernel is right for other sizes too.'
+    )
 
 
 def _name_here(place: Place) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..manifest import Param, Variant
+from .buckets import find_bucket
 from .dispatch import Argument, Place, find_mismatches, given_params
 
 __all__ = ["Range", "find_ranges"]
@@ -57,13 +58,14 @@ def find_ranges(
         other
         for other in variants
         if other is not chosen
-        and all(kind == "shape" for kind, _ in find_mismatches(other, arguments, place, factory_args))
+        and all(kind in ("shape", "size") for kind, _ in find_mismatches(other, arguments, place, factory_args))
     ]
     named = _positions(given, arguments)
+    own = _bucket_of(chosen, {name: _size_at(arguments, places[0]) for name, places in named.items()})
     ranges: dict[str, tuple[int, int]] = {}
     for name, places in named.items():
         size = _size_at(arguments, places[0])
-        low, high = size_bounds(chosen).get(name, (0, _MOST))
+        low, high = own.get(name, (0, _MOST))
         if not low <= size <= high:
             return None
         ranges[name] = low, high
@@ -76,17 +78,23 @@ def find_ranges(
             return None  # it wants sizes to be equal that may differ here
         for name, places in named.items():
             for at in places:
-                edges = _edges(other, _param_size(params, at))
-                ranges[name] = _narrow(ranges[name], _size_at(arguments, at), edges)
+                for edges in _edges(other, _param_size(params, at)):
+                    ranges[name] = _narrow(ranges[name], _size_at(arguments, at), edges)
     return [
         _spread(i, param, argument, named, ranges)
         for i, (param, argument) in enumerate(zip(given, arguments, strict=True))
     ]
 
 
-def size_bounds(variant: Variant) -> Mapping[str, tuple[int, int]]:
-    """The least and the most of each symbolic size that a variant is for; a name that is missing is not bounded."""
-    return {}
+def _bucket_of(variant: Variant, sizes: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
+    """The least and the most of each symbolic size of the bucket that a call's are in; a name that is missing is not bounded."""
+    bucket = find_bucket(variant, sizes)
+    return {} if bucket is None else {name: _ends(ends) for name, ends in bucket.sizes.items()}
+
+
+def _ends(ends: tuple[int, int | None]) -> tuple[int, int]:
+    low, high = ends
+    return low, _MOST if high is None else high
 
 
 _Place = tuple[int, int]
@@ -120,9 +128,11 @@ def _is_one_size(places: Sequence[_Place], given: Sequence[Param]) -> bool:
     return len(sizes) == 1 or all(isinstance(size, int) for size in sizes)
 
 
-def _edges(variant: Variant, size: int | str) -> tuple[int, int]:
-    """The least and the most that a variant takes for one of its sizes."""
-    return (size, size) if isinstance(size, int) else size_bounds(variant).get(size, (0, _MOST))
+def _edges(variant: Variant, size: int | str) -> list[tuple[int, int]]:
+    """The ranges that a variant takes for one of its sizes."""
+    if isinstance(size, int):
+        return [(size, size)]
+    return [_ends(bucket.sizes[size]) for bucket in variant.buckets if size in bucket.sizes]
 
 
 def _narrow(found: tuple[int, int], size: int, other: tuple[int, int]) -> tuple[int, int]:

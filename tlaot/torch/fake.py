@@ -38,6 +38,13 @@ class _Unknown(int):
     def __ne__(self, other: object) -> bool:
         return False
 
+    # It is in every range.
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: object) -> bool:
+        return False
+
     __hash__ = int.__hash__
 
     def __repr__(self) -> str:

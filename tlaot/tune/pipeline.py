@@ -15,20 +15,29 @@ from typing import Any
 from .. import __version__
 from ..audit.build import audit_built_folder
 from ..errors import BuildError, SpecError, did_you_mean
-from .compiling.compile import CompilePool
+from .compiling.compile import Built, CompilePool
 from .compiling.link import link_direct
 from .groups import Work, all_groups, choose_groups, lacking_device, plan_group, refuse_nothing
 from .known import Known, drop_hopeless, is_locked, keep_buildable, recall, stand_in_key
 from .locks.lock import Entry, Key, Lock, key_of_workload
 from .locks.lock_file import update_lock
 from .locks.record import candidate_keys
-from .rebuild import choose_what_ships, derive_entry, pack, rebuild, rebuild_stand_ins, refuse_other_code
+from .parts import Ships, gather, spread, whole_of
+from .rebuild import (
+    choose_what_ships,
+    derive_entry,
+    pack,
+    rebuild,
+    rebuild_stand_ins,
+    refuse_other_code,
+    spread_stand_ins,
+)
 from .searching.store import Keys, Store
 from .settle import settle_group
 from .shipping.package import Winner, write_package
 from .shipping.weigh import check_budget
 from .site import Settings, Site, equip, open_site, warm_up
-from .specs.plan import Candidate, canonical, counted
+from .specs.plan import Candidate, Workload, canonical, counted
 from .specs.spec import Spec
 from .specs.spec_file import read_spec
 
@@ -176,28 +185,43 @@ def _make_group(work: Work, known: Known, found: Mapping[Key, Entry], site: Site
     with CompilePool(group.frontend, group.target, site.workshop) as pool:
         if group.stand_in is None:
             entries = choose_what_ships(work, settle_group(work, known, pool, store, site))
-            builds = rebuild(work, entries, pool, store, site)
+            wide, parts, special = spread(work, entries)
+            builds = rebuild(wide, parts, pool, store, site)
         else:
             taken = {path: found.get(stand_in_key(workload, work)) for path, workload in work.workloads.items()}
             entries = {path: entry or known.locked[path] for path, entry in taken.items()}
             count = counted(len(entries), "workload")
             site.journal.say(f"tlaot: {group.target}: {count} with the winners of {group.stand_in}")
-            entries, builds = rebuild_stand_ins(work, entries, pool, store, site)
-    winners = [pack(work, workload, entries[path], builds[path]) for path, workload in work.workloads.items()]
+            wide, parts, special = spread_stand_ins(work, entries, pool, store, site)
+            parts, builds = rebuild_stand_ins(wide, parts, pool, store, site)
+    winners = [pack(work, own, parts[at], builds[at], special.get(at)) for at, own in wide.workloads.items()]
     kept = []
     for path, workload in work.workloads.items():
-        entry, built = entries[path], builds[path]
+        own = [at for at, part in wide.workloads.items() if whole_of(part).path == path]
+        entry, built = _whole(workload, [(parts[at], builds[at], special.get(at)) for at in own])
         if group.stand_in is not None:
             kept.append(derive_entry(work, workload, entry, built, site))
             continue
         kept.append(entry if entry.code else replace(entry, code=dict(built.code)))
         if path in known.locked:
-            refuse_other_code(entry, built, work.tools)
+            for at in own:
+                refuse_other_code(parts[at], builds[at], work.tools)
             continue
+        shipped = {canonical(dict(parts[at].ships)) for at in own}
         for candidate in workload.candidates():
-            if canonical(dict(candidate.config)) != canonical(dict(entry.ships)):
+            if canonical(dict(candidate.config)) not in shipped:
                 store.drop_sources(candidate)
     return kept, winners
+
+
+def _whole(workload: Workload, parts: Sequence[tuple[Entry, Built, Ships | None]]) -> tuple[Entry, Built]:
+    """The entry of a workload, and the binary that it names, of those of the variants that it ships."""
+    first, built, _ = parts[0]
+    if not workload.is_dynamic:
+        return first, built
+    shipped = [(ships, part.code or built.code) for part, built, ships in parts if ships is not None]
+    entry = gather(workload.kernel, first, shipped)
+    return entry, next(built for part, built, _ in parts if canonical(dict(part.ships)) == canonical(dict(entry.ships)))
 
 
 def _check_writable(site: Site) -> None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import BuildError, TuningError
+from ..manifest import Bucket
 from .children.child import Failed
 from .compiling.compile import Built, CompilePool
 from .groups import Work
 from .locks.fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
 from .locks.lock import LOCK_NAME, Entry, doubts_of, key_of_workload, latency_of
+from .parts import Ships, spread, whole_of
 from .searching.select import choose_fewest
 from .searching.store import Store, is_passing
 from .shipping.package import Winner
@@ -28,6 +30,7 @@ __all__ = [
     "rebuild_stand_ins",
     "refuse_other_code",
     "say_tools",
+    "spread_stand_ins",
 ]
 
 # What the reasons of failures say that another machine may not have: a worker's, and those of the tools that it runs.
@@ -39,8 +42,8 @@ def choose_what_ships(work: Work, entries: Mapping[str, Entry]) -> dict[str, Ent
     chosen = dict(entries)
     for kernel in work.group.kernels:
         paths = [path for path, workload in work.workloads.items() if workload.kernel is kernel and path in entries]
-        if work.group.stand_in is not None:
-            continue
+        if work.group.stand_in is not None or kernel.dynamic:
+            continue  # what a dynamic workload ships follows from its evidence at all sizes
         winners = {path: _index(work.workloads[path], entries[path].winner) for path in paths}
         indexes = [winners[path] for path in paths]
         if kernel.max_slowdown is not None:
@@ -72,6 +75,43 @@ def rebuild(work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: 
     return builds
 
 
+def spread_stand_ins(
+    work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site
+) -> tuple[Work, dict[str, Entry], dict[str, Ships]]:
+    """:func:`~tlaot.tune.parts.spread` for workloads that take another target's winners: a config of a dynamic one that does not build
+    for this target gives place to those that were measured beside it.
+
+    Raises:
+        TuningError: None of those that serve some size builds.
+    """
+    without: dict[str, set[int]] = {}
+    while True:
+        wide, parts, special = spread(work, entries, without)
+        dynamic = {path: entry for path, entry in parts.items() if path in special}
+        failed = [
+            (path, found)
+            for path, found in _compile_all(wide, dynamic, pool, store, site).items()
+            if isinstance(found, Failed)
+        ]
+        for path, failure in failed:
+            workload = wide.workloads[path]
+            candidate = _candidate(workload, parts[path].ships)
+            _refuse_passing(candidate, failure)
+            site.journal.say(f"tlaot: {candidate.label} does not build: {failure.stage}: {failure.reason}; another serves its sizes")
+            whole = whole_of(workload).path
+            position = next(i for i, t in enumerate(entries[whole].candidates) if t is parts[path].tried(parts[path].ships))
+            without.setdefault(whole, set()).add(position)
+        if not failed:
+            return wide, parts, special
+
+
+def _refuse_passing(candidate: Candidate, failure: Failed) -> None:
+    """The next build must not come to another result than one on a machine that is larger, or less busy."""
+    if is_passing(failure) or any(word in failure.reason for word in _TIME):
+        what = f"{candidate.label} does not build: {failure.stage}: {failure.reason}"
+        raise TuningError(candidate.workload.label, what, "Build again, or with fewer jobs: -C jobs=1.")
+
+
 def rebuild_stand_ins(
     work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site
 ) -> tuple[dict[str, Entry], dict[str, Built]]:
@@ -92,9 +132,7 @@ def rebuild_stand_ins(
                 continue
             candidate = _candidate(work.workloads[path], chosen[path].ships)
             failure = f"{candidate.label} does not build: {found.stage}: {found.reason}"
-            if is_passing(found) or any(word in found.reason for word in _TIME):
-                # The next build must not come to another result than one on a machine that is larger, or less busy.
-                raise TuningError(work.workloads[path].label, failure, "Build again, or with fewer jobs: -C jobs=1.")
+            _refuse_passing(candidate, found)
             if not ranks[path]:
                 raise TuningError(
                     work.workloads[path].label,
@@ -159,31 +197,52 @@ def derive_entry(work: Work, workload: Workload, entry: Entry, built: Built, sit
         tools=dict(work.tools),
         ships=dict(entry.ships),
         code=dict(built.code),
+        parts=entry.parts,
         tuned_as=str(work.group.stand_in),
     )
     old = site.lock.entries.get(key_of_workload(workload))
-    if old is None or (old.tuned_as, canonical(dict(old.ships))) != (derived.tuned_as, canonical(dict(derived.ships))):
+    if old is None or _shipped(old) != _shipped(derived):
         return derived
     if old.key in site.lock.edited or why_stale(old, derived.spec, derived.sources, None) is not None:
         return derived
+    pairs = list(zip(old.parts, derived.parts, strict=True)) if old.parts else []
+    olds = [replace(old, code=mine.code) for mine, _ in pairs] or [old]
+    builds = [replace(built, code=theirs.code) for _, theirs in pairs] or [built]
+    different = [other_code(mine, theirs, work.tools) for mine, theirs in zip(olds, builds, strict=True)]
     if site.settings.lock != "update":
-        refuse_other_code(old, built, work.tools)
+        for mine, theirs in zip(olds, builds, strict=True):
+            refuse_other_code(mine, theirs, work.tools)
     # One that holds stays as it is: the lock does not change with every machine that builds from it.
-    return derived if other_code(old, built, work.tools) else old
+    return derived if any(different) else old
 
 
-def pack(work: Work, workload: Workload, entry: Entry, built: Built) -> Winner:
-    """What a workload ships, from its evidence alone: the same evidence gives the same bytes."""
+def _shipped(entry: Entry) -> str:
+    """What an entry says that ships, as text."""
+    return canonical([entry.tuned_as, dict(entry.ships), [dict(part.config) for part in entry.parts]])
+
+
+def pack(work: Work, workload: Workload, entry: Entry, built: Built, ships: Ships | None = None) -> Winner:
+    """What a workload ships, from its evidence alone: the same evidence gives the same bytes.
+
+    Args:
+        work: The group.
+        workload: The workload, or one variant of a dynamic one.
+        entry: Its evidence.
+        built: Its binary.
+        ships: Of a variant of a dynamic workload: which sizes it serves.
+    """
     evidence = {
         name: entry.device[key] for name, key in (("device", "name"), ("sm_count", "sm_count")) if key in entry.device
     }
     config = dict(entry.ships)
     doubts = doubts_of(entry.trusted, entry.notes)
+    latency, buckets = (latency_of(entry), ()) if ships is None else (ships.latency, ships.buckets)
     if work.group.stand_in is None:
-        return Winner(workload, config, built, latency_of(entry), evidence, doubts)
+        return Winner(workload, config, built, latency, evidence, doubts, buckets)
     # The times are another target's.
-    nothing = dict.fromkeys(latency_of(entry))
-    return Winner(workload, config, built, nothing, {**evidence, "as": str(work.group.stand_in)}, doubts)
+    nothing = dict.fromkeys(latency)
+    unmeasured = tuple(Bucket(bucket.sizes) for bucket in buckets)
+    return Winner(workload, config, built, nothing, {**evidence, "as": str(work.group.stand_in)}, doubts, unmeasured)
 
 
 def say_tools(work: Work, entries: Sequence[Entry], say: Callable[[str], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..errors import TuningError
@@ -14,12 +14,14 @@ from .known import NO_ENTRY, Known, recall_record, record_key_of, refuse
 from .locks.lock import LOCK_NAME, Entry, doubts_of
 from .locks.record import Circumstances, make_entry, save_record
 from .measuring.measure import Measured
+from .parts import spread, whole_of
 from .rebuild import other_code, rebuild, say_tools
 from .searching.schedule import Stand, Tuned, tune_workloads
 from .searching.search import Search, Skipped, make_search
 from .searching.select import default_timing, select_winner
 from .searching.store import Store
 from .site import Site
+from .sizing import size_workload
 from .specs.plan import Candidate, Workload, counted
 
 __all__ = ["settle_group"]
@@ -43,19 +45,25 @@ def settle_group(work: Work, known: Known, pool: CompilePool, store: Store, site
         known = _doubt_locked(work, known, pool, store, site)
     _say_known(work, known, site)
     found = {**known.locked, **known.recorded}
-    plans = _plan_searches(work.group, [work.workloads[path] for path in known.lacking])
+    lacking = [work.workloads[path] for path in known.lacking]
+    plans = _plan_searches(work.group, [workload for workload in lacking if not workload.is_dynamic])
     if plans:
         found.update(_tune(work, plans, pool, store, site))
+    dynamic = [workload for workload in lacking if workload.is_dynamic]
+    if dynamic:
+        found.update(_tune_dynamic(work, dynamic, pool, store, site))
     return {path: found[path] for path in work.workloads if path in found}
 
 
 def _doubt_locked(work: Work, known: Known, pool: CompilePool, store: Store, site: Site) -> Known:
     """What the lock holds, less what the same tools generate other code for: that is to be measured again."""
     locked, recorded, lacking = dict(known.locked), dict(known.recorded), dict(known.lacking)
-    builds = rebuild(work, {path: entry for path, entry in locked.items() if entry.code}, pool, store, site)
-    for path, built in builds.items():
-        difference = other_code(locked[path], built, work.tools)
-        if difference is None:
+    wide, parts, _ = spread(work, {path: entry for path, entry in locked.items() if entry.code})
+    builds = rebuild(wide, {path: entry for path, entry in parts.items() if entry.code}, pool, store, site)
+    for place, built in builds.items():
+        difference = other_code(parts[place], built, work.tools)
+        path = whole_of(wide.workloads[place]).path
+        if difference is None or path not in locked:
             continue
         del locked[path]
         record = recall_record(work.workloads[path], work, site)
@@ -121,6 +129,50 @@ def _tune(
     return found
 
 
+def _tune_dynamic(
+    work: Work, workloads: Sequence[Workload], pool: CompilePool, store: Store, site: Site
+) -> Mapping[str, Entry]:
+    target = work.group.target
+    found: dict[str, Entry] = {}
+    with _measuring_child(target, site) as child:
+        for workload in workloads:
+            names = ", ".join(workload.kernel.dynamic)
+            count = counted(len(workload.configs), "candidate")
+            site.journal.say(f"tlaot: {workload.label}: {count}, each compiled once for all sizes of {names}")
+
+            def measure(sized: Sequence[Workload]) -> Mapping[str, Entry]:
+                return _measure_sizes(work, sized, pool, store, site, child)
+
+            entry = size_workload(workload, measure, lambda line: site.journal.say(f"tlaot: {line}"))
+            save_record(site.records, workload, record_key_of(workload, work, site), entry)
+            found[workload.path] = entry
+    return found
+
+
+def _measure_sizes(
+    work: Work, workloads: Sequence[Workload], pool: CompilePool, store: Store, site: Site, child: Child
+) -> Mapping[str, Entry]:
+    """The evidence of dynamic workloads at some sizes: what earlier builds here found, and what is measured now."""
+    found: dict[str, Entry] = {}
+    for workload in workloads:
+        record = recall_record(workload, work, site)
+        if record is not None:
+            found[workload.path] = record
+    lacking = [workload for workload in workloads if workload.path not in found]
+    if not lacking:
+        return found
+    plans = [(lacking, make_search(lacking[0].kernel, lacking))]
+    count = sum(len(workload.configs) for workload in lacking)
+
+    def decided(tuned: Tuned) -> None:
+        found[tuned.workload.path] = _conclude(tuned, work, site, site.journal.write)
+
+    with site.journal.show(count, str(work.group.target)) as progress:
+        stand = Stand(pool, [child], store, site.journal, progress, overlap=work.group.target.is_cuda)
+        tune_workloads(plans, stand, decided)
+    return found
+
+
 @contextmanager
 def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
     device = "cpu"
@@ -135,7 +187,7 @@ def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
         child.kill()
 
 
-def _conclude(tuned: Tuned, work: Work, site: Site) -> Entry:
+def _conclude(tuned: Tuned, work: Work, site: Site, say: Callable[[str], None] | None = None) -> Entry:
     """The evidence of a workload, kept as soon as it is decided."""
     workload, where = tuned.workload, tuned.workload.kernel.where
     try:
@@ -152,7 +204,7 @@ def _conclude(tuned: Tuned, work: Work, site: Site) -> Entry:
     )
     entry = make_entry(workload, tuned.outcomes, tuned.decision, circumstances)
     save_record(site.records, workload, record_key_of(workload, work, site), entry)
-    site.journal.say(f"tlaot: {'; '.join([_summary(tuned, winner), *tuned.decision.notes])}")
+    (say or site.journal.say)(f"tlaot: {'; '.join([_summary(tuned, winner), *tuned.decision.notes])}")
     return entry
 
 

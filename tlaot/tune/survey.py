@@ -23,6 +23,7 @@ from .locks.fit import spec_fields, why_stale
 from .locks.lock import Entry, Key, Lock, key_of
 from .locks.sources import Known, digest_modules, modules_of
 from .machine import find_distributions
+from .specs.dynamic import open_shape
 from .specs.plan import Workload, canonical
 from .specs.spec import KernelSpec, Spec
 
@@ -134,7 +135,8 @@ def _expander(spec: Spec, source_root: Path) -> Iterator[Callable[[KernelSpec, G
             target = Target("cuda", group.target.sm) if group.target.is_virtual else group.target
             if not isinstance(kernel.shapes, str) and not isinstance(kernel.configs, str):
                 configs = tuple(json.loads(canonical([dict(config) for config in kernel.configs])))
-                return [Workload(kernel, group.target, json.loads(canonical(dict(s))), configs) for s in kernel.shapes]
+                shapes = [json.loads(canonical(open_shape(kernel.dynamic, shape))) for shape in kernel.shapes]
+                return [Workload(kernel, group.target, shape, configs) for shape in shapes]
             if FRONTENDS[group.frontend][1] not in installed:
                 return None
             child = shop.worker(group.frontend, target)

@@ -153,6 +153,7 @@ def expand_kernel(
             "reference": kernel.reference,
             "manual check": kernel.manual_check,
         },
+        "dynamic": {name: list(sizes) for name, sizes in kernel.dynamic.items()},
         "where": kernel.where,
     }
     answer = child.request(request, kernel.profile.compile_timeout, again=2)

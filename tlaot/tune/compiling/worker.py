@@ -27,6 +27,7 @@ from ..children.bound import Bound
 from ..children.callables import check_callables, expand_configs, expand_shapes, resolve
 from ..children.child import Rejected
 from ..frontends import Lowered, import_frontend, tilelang_headers
+from ..specs.dynamic import grid_of, open_shape, refuse_both
 from ..specs.plan import canonical
 from .devices import device_for, impersonate
 from .limits import find_excess, find_excess_after_compiling, find_excess_in_error
@@ -110,7 +111,7 @@ class Worker:
         return {
             "frontend": import_frontend(self._name).versions(),
             "workloads": [
-                {"shape": shape, "configs": expand_configs(request["configs"], shape, request["where"])}
+                {"shape": open_shape(request["dynamic"], shape), "configs": _configs_of(request, shape)}
                 for shape in shapes
             ],
         }
@@ -161,6 +162,15 @@ class Worker:
             "code": _digest_code(lowered, code),
             "shared_memory": max((kernel.dyn_shared or 0 for kernel in lowered.kernels), default=0),
         }
+
+
+def _configs_of(request: Mapping[str, Any], shape: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configs of a workload; where it is dynamic, those of all declared sizes, each once."""
+    refuse_both(request["dynamic"], shape, request["where"])
+    found: list[dict[str, Any]] = []
+    for sizes in grid_of(request["dynamic"]) if isinstance(request["configs"], str) else [{}]:
+        found += [c for c in expand_configs(request["configs"], {**sizes, **shape}, request["where"]) if c not in found]
+    return found
 
 
 def _digest_code(lowered: Lowered, code: DeviceCode | None) -> dict[str, str]:

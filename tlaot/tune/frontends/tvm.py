@@ -59,6 +59,8 @@ def lower(
 ) -> Lowered:
     """Call the factory and lower the PrimFunc, schedule or module that it returns.
 
+    A value of the shape that is its own key (``{"M": "M"}``) makes that size symbolic: the factory gets an int64 variable of that name.
+
     Raises:
         TypeError: The factory does not take an argument of the shape or the config, or returns something else.
         Exception: Whatever the factory or TVM raises.
@@ -74,7 +76,9 @@ def lower(
 def _call_factory(factory: Any, shape: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
     tunables = {key: value for key, value in config.items() if key != "pass_configs"}
     check_arguments(shape, tunables, inspect.signature(factory))
-    return factory(**shape, **tunables)
+    # A value that is its own key stands for a size that is bound at each call.
+    opened = {key: tirx.Var(key, "int64") if isinstance(v, str) and v == key else v for key, v in shape.items()}
+    return factory(**opened, **tunables)
 
 
 def _prim_func(made: Any) -> Any:

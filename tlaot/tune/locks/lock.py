@@ -19,6 +19,8 @@ __all__ = [
     "Entry",
     "Key",
     "Lock",
+    "Part",
+    "Sized",
     "Tried",
     "digest_entry",
     "doubts_of",
@@ -54,8 +56,46 @@ class Tried:
 
 
 @dataclass(frozen=True)
+class Sized:
+    """What was found of a dynamic workload at one size of each open dimension.
+
+    Attributes:
+        sizes: The sizes.
+        winner: Position of the fastest config among the entry's candidates.
+        times: Times by position: of those that were right there and were measured.
+        failed: Stage and reason by position.
+        reference: The reference's time there.
+        trusted, notes: As of :class:`Entry`.
+    """
+
+    sizes: Mapping[str, int]
+    winner: int
+    times: Mapping[int, Timing]
+    failed: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    reference: Timing | None = None
+    trusted: bool = True
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the variants that a dynamic workload ships.
+
+    Attributes:
+        config: Its config.
+        code: As of :class:`Entry`.
+    """
+
+    config: Mapping[str, Any]
+    code: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Entry:
     """The evidence of one workload.
+
+    That of a dynamic one is all that was found at any size, in ``sizes``; what is not named by size (``winner``, ``ships``, ``code``,
+    ``reference``, the candidates' times) is that of its largest declared sizes.
 
     Attributes:
         kernel, target, shape: The workload.
@@ -70,6 +110,8 @@ class Entry:
         trusted: Whether the device was quiet; ``notes`` say what was the matter.
         reference: The reference's time.
         candidates: Every config, in the order of the spec.
+        sizes: Of a dynamic workload: what was found at each size, ascending.
+        parts: Of a dynamic workload: all variants that are packaged, in the order of the candidates.
         tuned_as: Of a target that is not tuned: the target whose winner it has. It has no evidence of its own.
     """
 
@@ -88,6 +130,8 @@ class Entry:
     notes: tuple[str, ...] = ()
     reference: Timing | None = None
     candidates: tuple[Tried, ...] = ()
+    sizes: tuple[Sized, ...] = ()
+    parts: tuple[Part, ...] = ()
     tuned_as: str | None = None
 
     @property

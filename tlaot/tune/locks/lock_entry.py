@@ -9,14 +9,14 @@ from typing import Any
 from ...errors import SpecError, did_you_mean
 from ...target import read_target
 from ..measuring.timing import Timing
-from .lock import Entry, Tried
+from .lock import Entry, Part, Sized, Tried
 
 __all__ = ["ENTRY_FIELDS", "entry_from_json", "entry_to_json", "round_timing"]
 
 # In the order of the file. What an entry is of comes first, so that the lines around a difference say where it is.
 ENTRY_FIELDS = (
     "kernel", "target", "shape", "tuned_as", "spec", "sources", "device", "tools", "checked", "trusted", "notes",
-    "reference", "winner", "ships", "code", "candidates", "digest",
+    "reference", "winner", "ships", "code", "parts", "candidates", "sizes", "digest",
 )  # fmt: skip
 _NEEDED = ("kernel", "target", "shape", "spec", "sources", "tools", "ships", "code", "digest")
 _TUNED = ("device", "checked", "trusted", "notes", "reference", "winner", "candidates")
@@ -37,8 +37,12 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
         "ships": dict(entry.ships),
         "code": dict(entry.code),
     }
+    if entry.parts:
+        body["parts"] = [{"config": dict(part.config), "code": dict(part.code)} for part in entry.parts]
     if entry.tuned_as is not None:
         return {**body, "tuned_as": entry.tuned_as}
+    if entry.sizes:
+        body["sizes"] = [_sized_to_json(sized) for sized in entry.sizes]
     return {
         **body,
         "device": dict(entry.device),
@@ -65,7 +69,7 @@ def entry_from_json(body: Any, where: str) -> Entry:
     needed = _NEEDED if "tuned_as" in body else (*_NEEDED, *_TUNED)
     read.require(needed)
     if "tuned_as" in body:
-        read.refuse_unknown((*_NEEDED, "tuned_as"))
+        read.refuse_unknown((*_NEEDED, "parts", "tuned_as"))
     entry = Entry(
         kernel=read.text("kernel"),
         target=str(read_target(read.text("target"), f"{where} target")),
@@ -75,6 +79,7 @@ def entry_from_json(body: Any, where: str) -> Entry:
         tools=read.texts("tools"),
         ships=read.table("ships"),
         code=read.texts("code"),
+        parts=tuple(read.list_of("parts", _part)) if "parts" in body else (),
     )
     if "tuned_as" in body:
         stand_in = str(read_target(read.text("tuned_as"), f"{where} tuned_as"))
@@ -98,6 +103,7 @@ def _tuned_fields(read: _Fields) -> dict[str, Any]:
         "reference": None if reference is None else _timing(reference, f"{read.where} reference"),
         "winner": read.table("winner"),
         "candidates": tuple(read.list_of("candidates", _tried)),
+        "sizes": tuple(read.list_of("sizes", _sized)) if "sizes" in read.body else (),
     }
 
 
@@ -113,6 +119,15 @@ def _check(entry: Entry, where: str) -> Entry:
         if chosen is None or chosen.timing is None:
             what = "is none of the candidates" if chosen is None else "has no time"
             raise SpecError(f"{where} {name}", f"{dict(config)} {what}", _REMEDY)
+    for sized in entry.sizes:
+        at = f"{where} at {dict(sized.sizes)}"
+        wrong = [index for index in (*sized.times, *sized.failed, sized.winner) if not index < len(entry.candidates)]
+        if wrong:
+            raise SpecError(at, f"names the config #{wrong[0]} of {len(entry.candidates)}", _REMEDY)
+        if sized.winner not in sized.times:
+            raise SpecError(at, "the winner has no time", _REMEDY)
+        if sized.sizes.keys() != entry.sizes[0].sizes.keys():
+            raise SpecError(at, "has not the dimensions of the others", _REMEDY)
     return entry
 
 
@@ -133,6 +148,83 @@ def _tried_to_json(tried: Tried) -> dict[str, Any]:
     else:
         body["skipped"] = tried.skipped or ""
     return body
+
+
+def _sized_to_json(sized: Sized) -> dict[str, Any]:
+    """What was found at one size, on a line of its own; times are lists, since there are many of them."""
+    body: dict[str, Any] = {
+        "at": dict(sized.sizes),
+        "winner": sized.winner,
+        "times": {str(index): _timing_to_list(timing) for index, timing in sorted(sized.times.items())},
+    }
+    if sized.failed:
+        body["failed"] = {str(index): list(failed) for index, failed in sorted(sized.failed.items())}
+    if sized.reference is not None:
+        body["reference"] = _timing_to_list(sized.reference)
+    if not sized.trusted or sized.notes:
+        body |= {"trusted": sized.trusted, "notes": list(sized.notes)}
+    return body
+
+
+def _timing_to_list(timing: Timing) -> list[Any]:
+    found = [getattr(timing, name) for name in _TIMING]
+    return found if found[-1] is not None else found[:-1]
+
+
+def _sized(body: Any, where: str) -> Sized:
+    if not isinstance(body, dict):
+        raise SpecError(where, f"is not a table, got {_short(body)}", _REMEDY)
+    read = _Fields(body, where)
+    read.refuse_unknown(("at", "winner", "times", "failed", "reference", "trusted", "notes"))
+    read.require(("at", "winner", "times"))
+    at = read.table("at")
+    for name, size in at.items():
+        _count(size, f"{where} at {name}", 1)
+    failed = {
+        _index(key, f"{where} failed"): _failure(value, f"{where} failed {key}")
+        for key, value in (read.table("failed") if "failed" in body else {}).items()
+    }
+    times = {
+        _index(key, f"{where} times"): _timing_of_list(value, f"{where} times {key}")
+        for key, value in read.table("times").items()
+    }
+    reference = _timing_of_list(body["reference"], f"{where} reference") if "reference" in body else None
+    trusted = read.flag("trusted") if "trusted" in body else True
+    notes = read.list_of("notes", lambda item, at: _typed(item, str, "a string", at)) if "notes" in body else ()
+    return Sized(at, _count(body["winner"], f"{where} winner", 0), times, failed, reference, trusted, tuple(notes))
+
+
+def _part(body: Any, where: str) -> Part:
+    if not isinstance(body, dict):
+        raise SpecError(where, f"is not a table, got {_short(body)}", _REMEDY)
+    read = _Fields(body, where)
+    read.refuse_unknown(("config", "code"))
+    read.require(("config", "code"))
+    return Part(read.table("config"), read.texts("code"))
+
+
+def _timing_of_list(body: Any, where: str) -> Timing:
+    fields = _typed(body, list, "a list", where)
+    return _timing(dict(zip(_TIMING, fields, strict=False)), where)
+
+
+def _failure(body: Any, where: str) -> tuple[str, str]:
+    fields = _typed(body, list, "a list", where)
+    if len(fields) != 2:
+        raise SpecError(where, f"is not a stage and a reason, got {_short(body)}", _REMEDY)
+    return str(_typed(fields[0], str, "a string", where)), str(_typed(fields[1], str, "a string", where))
+
+
+def _index(key: str, where: str) -> int:
+    if not key.isdecimal():
+        raise SpecError(where, f"is not the position of a config, got {key!r}", _REMEDY)
+    return int(key)
+
+
+def _count(value: Any, where: str, least: int) -> int:
+    if type(value) is not int or value < least:
+        raise SpecError(where, f"is not a whole number of {least} or more, got {_short(value)}", _REMEDY)
+    return value
 
 
 def _timing_to_json(timing: Timing) -> dict[str, Any]:

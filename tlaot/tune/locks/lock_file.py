@@ -48,6 +48,9 @@ __all__ = [
 
 LOCK_VERSION = 1
 
+# Fields of an entry whose items have a line each.
+_ROWS = ("parts", "candidates", "sizes")
+
 _MARKERS = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 
 
@@ -256,9 +259,9 @@ def _lay_out(entry: Entry, edited: bool) -> str:
     body["digest"] = "edited" if edited else digest_entry(body)
     lines = []
     for name in ENTRY_FIELDS:
-        if name == "candidates" and body.get(name):
+        if name in _ROWS and body.get(name):
             rows = ",\n".join(f"    {_line(row)}" for row in body[name])
-            lines.append(f'   "candidates": [\n{rows}\n   ]')
+            lines.append(f'   "{name}": [\n{rows}\n   ]')
         elif name in body:
             lines.append(f'   "{name}": {_line(body[name])}')
     return "  {\n" + ",\n".join(lines) + "\n  }"

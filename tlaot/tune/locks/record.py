@@ -49,6 +49,8 @@ _PLACE_FIELDS = ("where", "targets", "shapes", "configs")
 _SEARCH_FIELDS = ("search", "budget", "profile")
 # What ships of a tuning, which is no part of it.
 _SHIP_FIELDS = ("ptx", "max_slowdown", "on_misaligned")
+# Which sizes of a dynamic kernel are measured, which is no part of what is found at one of them.
+_SIZE_FIELDS = ("dynamic", "outside", "probes")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
         tools: Versions of the compilers and frontends.
         device: What the candidates are measured on.
     """
-    others = (*_PLACE_FIELDS, *_SHIP_FIELDS)
+    others = (*_PLACE_FIELDS, *_SHIP_FIELDS, *(_SIZE_FIELDS if workload.sizes else ()))
     kernel = {name: value for name, value in asdict(workload.kernel).items() if name not in others}
     return _sha256(
         canonical(
@@ -85,6 +87,7 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
                 "kernel": kernel,
                 "target": str(workload.target),
                 "shape": dict(workload.shape),
+                "sizes": dict(workload.sizes),
                 "configs": [dict(config) for config in workload.configs],
                 "sources": sources,
                 "tools": dict(tools),
@@ -110,11 +113,12 @@ def candidate_keys(candidate: Candidate, sources: str, tools: Mapping[str, Any],
             }
         ).encode()
     )
-    others = (*_BUILD_FIELDS, *_PLACE_FIELDS, *_SEARCH_FIELDS, *_SHIP_FIELDS)
+    others = (*_BUILD_FIELDS, *_PLACE_FIELDS, *_SEARCH_FIELDS, *_SHIP_FIELDS, *_SIZE_FIELDS)
     rest = {name: value for name, value in kernel.items() if name not in others}
     # How long a candidate is timed does not make its time another one; by which clock does.
     clock = candidate.workload.kernel.profile.backend
-    return Keys(build, _sha256(canonical({"build": build, "kernel": rest, "clock": clock, "device": device}).encode()))
+    measured = {"build": build, "kernel": rest, "clock": clock, "device": device, "sizes": dict(candidate.workload.sizes)}
+    return Keys(build, _sha256(canonical(measured).encode()))
 
 
 def make_entry(
@@ -136,7 +140,7 @@ def make_entry(
     return Entry(
         kernel=workload.kernel.name,
         target=str(workload.target),
-        shape=dict(workload.shape),
+        shape=dict(workload.values),
         spec=circumstances.spec,
         sources=circumstances.sources,
         tools=circumstances.tools,

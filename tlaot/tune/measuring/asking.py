@@ -11,6 +11,7 @@ from ...errors import SpecError
 from ...manifest import param_to_json
 from ..children.child import Child, Failed
 from ..compiling.compile import EXECUTABLE, Built
+from ..specs.dynamic import bind_params
 from ..specs.plan import Candidate, Workload, canonical
 from .timing import Timing
 
@@ -91,13 +92,13 @@ def read_timing(answer: dict[str, Any] | Failed) -> Timing | Failed:
 
 def workload_request(workload: Workload, built: Built) -> dict[str, Any]:
     kernel = workload.kernel
-    params = [param_to_json(param) for param in built.params]
+    params = [param_to_json(param) for param in bind_params(built.params, workload.sizes, kernel.where)]
     return {
         # Candidates of one workload share their inputs and expected outputs as long as their signature is the same.
         "key": canonical([workload.path, params, list(built.out_idx)]),
         "params": params,
         "out_idx": list(built.out_idx),
-        "shape": dict(workload.shape),
+        "shape": dict(workload.values),
         "inputs": kernel.inputs,
         "inputs_style": kernel.inputs_style,
         "inputs_file": kernel.inputs_file,

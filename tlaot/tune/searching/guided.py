@@ -59,7 +59,7 @@ class Guided(Search):
         self, workloads: Sequence[Workload], note: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(workloads, note, clock)
-        places = place_shapes([workload.shape for workload in workloads])
+        places = place_shapes([workload.values for workload in workloads])
         self.pilots = farthest_first(places, count_pilots(len(workloads)))
         distinct: dict[str, int] = {}
         configs: list[Mapping[str, Any]] = []

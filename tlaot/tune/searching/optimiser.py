@@ -42,7 +42,7 @@ class Optimiser(Search):
         super().__init__(workloads, note, clock)
         if self.trials is None and self.seconds is None:
             self.trials = sum(min(TRIALS_A_SHAPE, len(workload.configs)) for workload in workloads)
-        self._places = place_shapes([workload.shape for workload in workloads])
+        self._places = place_shapes([workload.values for workload in workloads])
         self._names = [number_by_name(workload) for workload in workloads]
         self._spaces = [_Space(workload, seed) for seed, workload in enumerate(workloads)]
         self._best: dict[int, tuple[float, int]] = {}

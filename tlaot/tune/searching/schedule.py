@@ -166,6 +166,9 @@ class _Run:
         self._unprepared: list[tuple[Workload, Built]] = []
         self._prepared: set[int] = set()
         self._first_of: dict[Any, int] = {}
+        # Sizes of a dynamic workload have their binaries in common: what is being compiled, and what was, by Candidate.binary.
+        self._coming: dict[str, Future[Built | Failed]] = {}
+        self._made: dict[str, Built] = {}
         self._threads = ThreadPoolExecutor(len(stand.children), thread_name_prefix="tlaot-screen")
         jobs = stand.pool.jobs
         # Enough to keep the device busy, and few enough that what is learnt steers what is compiled.
@@ -230,12 +233,15 @@ class _Run:
         store = self._stand.store
         known = store.measurement(candidate)
         known = None if isinstance(known, Failed) else known
-        built = store.built(candidate)
+        name = candidate.binary
+        built = self._made.get(name) or store.built(candidate)
         if built is not None:
+            self._made[name] = built
             self._arrive(candidate, built, known)
             return
         self._compiling += 1
-        future = self._stand.pool.submit(candidate)
+        future = self._coming.get(name) or self._stand.pool.submit(candidate)
+        self._coming[name] = future
         future.add_done_callback(lambda done: self._events.put(lambda: self._compiled(candidate, known, done)))
 
     def _compiled(self, candidate: Candidate, known: Timing | None, done: Future[Built | Failed]) -> None:
@@ -247,7 +253,10 @@ class _Run:
             self._stand.store.keep_measurement(candidate, outcome)
             self._finish(candidate, outcome, outcome)
             return
-        self._arrive(candidate, self._stand.store.keep_built(candidate, outcome), known)
+        name = candidate.binary
+        if name not in self._made:
+            self._made[name] = self._stand.store.keep_built(candidate, outcome)
+        self._arrive(candidate, self._made[name], known)
 
     def _arrive(self, candidate: Candidate, built: Built, known: Timing | None) -> None:
         self._stand.on_built(candidate, built)

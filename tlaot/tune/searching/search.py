@@ -187,7 +187,7 @@ class Exhaustive(Search):
         self, workloads: Sequence[Workload], note: str = "", clock: Callable[[], float] = time.monotonic
     ) -> None:
         super().__init__(workloads, note, clock)
-        self._places = place_shapes([workload.shape for workload in workloads])
+        self._places = place_shapes([workload.values for workload in workloads])
         self._alike = [number_by_name(workload) for workload in workloads]
         self._current: int | None = None
         # What is still to come of each workload, the next one last; and how much was known when it was put in order.

@@ -16,7 +16,7 @@ from .cover import cover_cheaply
 from .schedule import Outcome
 from .search import Skipped
 
-__all__ = ["choose_fewest", "default_timing", "select_winner"]
+__all__ = ["at_most", "choose_fewest", "default_timing", "select_winner"]
 
 # Fewer samples say nothing of their own spread.
 _FEWEST_SAMPLES = 3
@@ -92,14 +92,14 @@ def _choices(
     found = {own: (1.0, 0)}
     for index, digest in sorted(digests.items()):
         timing = timings.get(index)
-        if best is None or timing is None or _at_most(timing) > limit or digest == own:
+        if best is None or timing is None or at_most(timing) > limit or digest == own:
             continue
         # One that measured faster lost by what tells ties apart.
         found[digest] = min(found.get(digest, (math.inf, 0)), (max(1.0, timing.latency / best.latency), index + 1))
     return found
 
 
-def _at_most(timing: Timing) -> float:
+def at_most(timing: Timing) -> float:
     """The upper end of the 95 % interval of a median (McGill, Tukey and Larsen, "Variations of box plots", 1978)."""
     if timing.samples < _FEWEST_SAMPLES:
         return math.inf

@@ -20,6 +20,7 @@ from ...manifest import (
     DIRECT,
     MANIFEST_NAME,
     VARIANT_NAME,
+    Bucket,
     Kernel,
     Manifest,
     Variant,
@@ -67,6 +68,7 @@ class Winner:
         latency: ``latency``, ``ref_latency``, ``default_latency`` in ms and ``spread``; None where not measured.
         tuned: The evidence, as of :class:`~tlaot.manifest.Variant`: ``"device"``, ``"sm_count"``, ``"as"``; empty for none.
         doubts: Why its times are not to be trusted; empty where they are.
+        buckets: As of :class:`~tlaot.manifest.Variant`.
     """
 
     workload: Workload
@@ -75,6 +77,7 @@ class Winner:
     latency: Mapping[str, float | None]
     tuned: Mapping[str, Any]
     doubts: tuple[str, ...] = ()
+    buckets: tuple[Bucket, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -178,12 +181,15 @@ def pack_winner(winner: Winner, keep: bool, direct: bytes | None = None) -> Pack
             **({"on_misaligned": "copy"} if workload.kernel.on_misaligned == "copy" else {}),
             **({} if workload.kernel.deterministic else {"deterministic": False}),
             **({"made_by": _made_by(workload.kernel)} if _IMPORTED.fullmatch(workload.kernel.factory) else {}),
+            # What a refused size is told to add itself to.
+            **({"dynamic": _plain(dict(workload.kernel.dynamic))} if workload.is_dynamic else {}),
             # Of random inputs, for whoever times it again without the author's sources.
             **({"supply": dict(workload.kernel.supply)} if workload.kernel.supply else {}),
             **({"trusted": False, "notes": list(winner.doubts)} if winner.doubts else {}),
         },
         floor=find_floors(contents[EXECUTABLE], workload.target, built.compiler, workload.label),
         tuned=dict(winner.tuned),
+        buckets=winner.buckets,
     )
     return _describe(workload.kernel.name, variant, contents)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...target import Target
@@ -27,22 +27,46 @@ class Workload:
         target: What to compile for.
         shape: Arguments of the factory that make the workload.
         configs: Configs in the order of the spec; the first one is the default that the winner is compared with.
+        sizes: Where the workload is dynamic, and looked at for one size of each open dimension: these sizes.
+        part: Where it is dynamic, and one of the variants that it ships is meant: that one's name.
     """
 
     kernel: KernelSpec
     target: Target
     shape: Mapping[str, Any]
     configs: tuple[Mapping[str, Any], ...]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    part: str = ""
 
     @property
     def path(self) -> str:
-        """Folder of the workload among the package's kernels: ``matmul/llvm-x86-64-v3/K64-M64-N64``."""
-        return f"{self.kernel.name}/{self.target.slug}/{workload_slug(self.shape)}"
+        """Folder of the workload among the package's kernels: ``matmul/llvm-x86-64-v3/K64-M64-N64``.
+
+        Unlike workloads have unlike paths, and so have the sizes and the parts of a dynamic one.
+        """
+        path = f"{self.kernel.name}/{self.target.slug}/{workload_slug(self.shape)}"
+        if self.sizes:
+            path = f"{path}/at-{workload_slug(self.sizes)}"
+        return f"{path}/{self.part}" if self.part else path
 
     @property
     def label(self) -> str:
         """The workload in a message."""
-        return f"{self.kernel.name} [{self.target}] ({_spell(self.shape)})"
+        return f"{self.kernel.name} [{self.target}] ({_spell(self.values)})"
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The arguments with the sizes that it is looked at for: what inputs are made of."""
+        return {**self.shape, **self.sizes} if self.sizes else self.shape
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it leaves sizes open."""
+        return bool(self.kernel.dynamic)
+
+    def at(self, sizes: Mapping[str, int]) -> Workload:
+        """The workload at one size of each open dimension."""
+        return replace(self, sizes=dict(sizes))
 
     def candidates(self) -> tuple[Candidate, ...]:
         return tuple(Candidate(self, index, config) for index, config in enumerate(self.configs))
@@ -55,6 +79,12 @@ class Candidate:
     workload: Workload
     index: int
     config: Mapping[str, Any]
+
+    @property
+    def binary(self) -> str:
+        """What it is compiled of, as text: candidates that have it in common have one binary."""
+        workload = self.workload
+        return canonical([workload.kernel.name, str(workload.target), dict(workload.shape), dict(self.config)])
 
     @property
     def label(self) -> str:

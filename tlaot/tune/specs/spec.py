@@ -16,6 +16,7 @@ __all__ = [
     "BACKENDS",
     "FRONTEND_TARGETS",
     "ON_MISALIGNED",
+    "OUTSIDES",
     "SEARCHES",
     "SPLITS",
     "Budget",
@@ -35,6 +36,9 @@ SEARCHES = ("auto", "exhaustive", "guided", "optuna")
 
 # What a call does with a misaligned argument: refuse it, or run on an aligned copy (and copy back what is written).
 ON_MISALIGNED = ("error", "copy")
+
+# What becomes of a size of a dynamic dimension that lies outside of what was measured.
+OUTSIDES = ("error", "clamp")
 
 # Ways to spread a package's kernels over several wheels: "arch" makes a companion wheel of each CUDA architecture.
 SPLITS = ("arch",)
@@ -106,6 +110,9 @@ class KernelSpec:
         ptx: Whether PTX ships as well, for devices that no packaged machine code runs on; see ``ptx_from``.
         on_misaligned: What a call does with an argument whose address the code does not take, one of :data:`ON_MISALIGNED`.
         max_slowdown: How many times the fastest's time a variant may take, so that fewer ship; None ships the fastest.
+        dynamic: Dimensions that the code leaves open, and the sizes at which it is tuned, ascending; ``shapes`` give the rest.
+        outside: What becomes of other sizes, one of :data:`OUTSIDES`: an error, or they are served like the nearest that was measured.
+        probes: How many sizes may be measured between each two declared ones.
         where: File and table, for messages.
     """
 
@@ -136,6 +143,9 @@ class KernelSpec:
     ptx: bool = False
     max_slowdown: float | None = None
     on_misaligned: str = "error"
+    dynamic: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    outside: str = "error"
+    probes: int = 16
 
     @property
     def ptx_from(self) -> Target | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...target import Target
+from .dynamic import open_shape, read_dynamic
 from .spec import BACKENDS, FRONTEND_TARGETS, ON_MISALIGNED, SEARCHES, Budget, KernelSpec, Profile, Spec
 from .spec_head import Head, assemble, read_head, read_max_slowdown, read_targets
 from .supply import SUPPLY_TYPES
@@ -41,6 +42,9 @@ else:
 __all__ = ["find_spec", "multiply_out", "read_spec"]
 
 SPEC_NAME = "tltune.toml"
+
+# Of a dynamic kernel: what serves a range of sizes cannot be the fastest at each of them.
+_MAX_SLOWDOWN = 1.05
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SCALARS = (bool, int, float, str)
@@ -108,7 +112,7 @@ def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 _KERNEL_KEYS = (
     "name", "frontend", "factory", "targets", "shapes", "configs", "space", "inputs", "reference", "check", "out_idx",
     "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check", "deterministic",
-    "search", "budget", "ptx", "max_slowdown", "on_misaligned",
+    "search", "budget", "ptx", "max_slowdown", "on_misaligned", "dynamic", "outside", "probes",
 )  # fmt: skip
 
 
@@ -138,12 +142,15 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
     if ratio > 1:
         raise SpecError(f"{where} max_mismatched_ratio", f"is a share of 0 to 1, got {ratio:g}", "Write 0.01 for 1 %.")
     targets = _kernel_targets(keys, frontend, head.targets, where)
+    # What is dynamic may be all that there is to say of a kernel's shapes.
+    shapes = ({},) if "dynamic" in keys and "shapes" not in keys else _read_shapes(keys.get("shapes"), where)
+    dynamic = read_dynamic(keys, shapes, where)
     return KernelSpec(
         name=name,
         frontend=frontend,
         factory=required_callable(keys, "factory", where),
         targets=targets,
-        shapes=_read_shapes(keys.get("shapes"), where),
+        shapes=shapes,
         configs=_read_configs(keys, where),
         where=where,
         inputs=callable_name(keys, "inputs", where),
@@ -162,10 +169,11 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
         budget=_read_budget(optional(keys, "budget", dict, where, None), f"{where} budget"),
         # The default of [tlaot] means nothing to a kernel of the CPU; said of such a kernel itself it is a mistake.
         ptx=optional(keys, "ptx", bool, where, head.ptx and any(target.is_cuda for target in targets)),
-        max_slowdown=read_max_slowdown(keys, where, head.max_slowdown),
+        max_slowdown=read_max_slowdown(keys, where, head.max_slowdown or (_MAX_SLOWDOWN if dynamic else None)),
         on_misaligned=one_of(
             optional(keys, "on_misaligned", str, where, "error"), "on_misaligned", ON_MISALIGNED, where
         ),
+        **dynamic,
     )
 
 
@@ -311,7 +319,7 @@ def _refuse_overlap(kernels: Sequence[KernelSpec]) -> None:
     for kernel in kernels:
         for target in kernel.targets:
             for shape in kernel.shapes if not isinstance(kernel.shapes, str) else ():
-                key = (kernel.name, target.slug, repr(sorted(shape.items())))
+                key = (kernel.name, target.slug, repr(sorted(open_shape(kernel.dynamic, shape).items())))
                 if key in seen:
                     raise SpecError(
                         kernel.where, f"{target} {dict(shape)} is declared already by {seen[key]}", "Keep one of them."
