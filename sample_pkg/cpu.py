@@ -276,11 +276,11 @@ def rms_norm_configs(M: int, N: int) -> list[Config]:
     return _row_configs(M, N)
 
 
-def rms_norm(M: int, N: int, eps: float = 1e-6, rows: int = 1, lanes: int = 1) -> Any:
+def rms_norm(M: Any, N: int, eps: float = 1e-6, rows: int = 1, lanes: int = 1) -> Any:
     """``Y[i, :] = X[i, :] / sqrt(mean(X[i, :]**2) + eps) * W`` in float32, over the last axis of ``[M, N]``.
 
     Args:
-        M: Rows.
+        M: Rows; a number, or a TVM variable where it is dynamic.
         N: Columns, and the length of the weight.
         eps: Added to the mean square.
         rows: Rows that one task computes.
@@ -302,7 +302,7 @@ def rms_norm(M: int, N: int, eps: float = 1e-6, rows: int = 1, lanes: int = 1) -
         X = T.match_buffer(x, (M, N), "float32")
         W = T.match_buffer(w, (N,), "float32")
         Y = T.match_buffer(y, (M, N), "float32")
-        for task in _task_loop(T, -(-M // rows)):
+        for task in _task_loop(T, (M + rows - 1) // rows):
             for r in range(T.min(rows, M - task * rows)):
                 row = T.meta_var(task * rows + r)
                 totals = T.alloc_buffer((lanes,), "float32", scope="local")
@@ -356,13 +356,13 @@ def _exp_of_nonpositive(T: Any, x: Any) -> Any:
     return T.Select(x < low, T.float32(0), value)
 
 
-def _task_loop(T: Any, tasks: int) -> Any:
-    """A loop over the thread pool; a plain one where there is nothing to share out."""
-    return T.parallel(tasks) if tasks > 1 else T.serial(tasks)
+def _task_loop(T: Any, tasks: Any) -> Any:
+    """A loop over the thread pool; a plain one where it is known that there is nothing to share out."""
+    return T.serial(tasks) if isinstance(tasks, int) and tasks <= 1 else T.parallel(tasks)
 
 
-def _check_rows(kernel: str, M: int, N: int, rows: int, lanes: int) -> None:
-    _check_positive(kernel, M=M, N=N, rows=rows, lanes=lanes)
+def _check_rows(kernel: str, M: Any, N: int, rows: int, lanes: int) -> None:
+    _check_positive(kernel, N=N, rows=rows, lanes=lanes, **({"M": M} if isinstance(M, int) else {}))
     if lanes > N:
         raise ValueError(f"{kernel}: lanes must be at most N, got lanes={lanes} and N={N}")
     if lanes > _MAX_TILE:

@@ -12,6 +12,7 @@ from fixtures_runtime import scalar, tensor, variant
 
 from tlaot.errors import PackageError
 from tlaot.manifest import (
+    BUCKETS_VERSION,
     FORMAT_VERSION,
     FileDigest,
     Kernel,
@@ -144,8 +145,9 @@ def test_what_is_no_variants_entry(text: str) -> None:
 def test_a_newer_format_says_upgrade() -> None:
     """A manifest of the future names both formats and the way out; one of the past says to build again."""
     body = json.loads(dumps(sample()))
-    body["format"] = FORMAT_VERSION + 1
-    with pytest.raises(PackageError, match=f"format {FORMAT_VERSION + 1}.*format {FORMAT_VERSION}\nUpgrade tlaot"):
+    body["format"] = BUCKETS_VERSION + 1
+    reads = f"formats {FORMAT_VERSION} and {BUCKETS_VERSION}"
+    with pytest.raises(PackageError, match=f"format {BUCKETS_VERSION + 1}.*{reads}\nUpgrade tlaot"):
         loads(json.dumps(body))
     body["format"] = FORMAT_VERSION - 1
     with pytest.raises(PackageError, match="Build the package again"):

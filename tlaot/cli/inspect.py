@@ -255,7 +255,7 @@ def _as_json(row: Row) -> dict[str, Any]:
         "tuned": dict(row.tuned),
         "floor": dict(row.floor),
         "bytes": row.size,
-        "buckets": [asdict(bucket) for bucket in row.variant.buckets] if row.variant is not None else [],
+        **({"buckets": [asdict(b) for b in row.variant.buckets]} if row.variant and row.variant.buckets else {}),
         "path": None if row.variant is None else row.variant.path,
         "stored": {} if row.variant is None else dict(row.variant.stored),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..manifest import Bucket, Variant
 
@@ -73,7 +74,7 @@ def make_ladder(variants: Sequence[Variant]) -> Ladder | None:
     names = {name for *_, name, _ in rungs}
     if len(names) != 1 or len(rungs) != sum(len(variant.buckets) for variant in variants):
         return None
-    for (_, end, *_), (start, *_) in zip(rungs, rungs[1:], strict=False):
+    for (_, end, *_), (start, *_) in pairwise(rungs):
         if start != end + 1:
             return None
     return Ladder(rungs[0][2], rungs[0][0], tuple(rung[1] for rung in rungs), tuple(rung[3] for rung in rungs))

@@ -183,7 +183,9 @@ def _candidates(kernel: Kernel, place: Place) -> list[Variant]:
         workload = spell_workload(variant)
         best[workload] = max(best.get(workload, variant), variant, key=lambda v: merit_of(v, place))
     # Of a dynamic workload several variants of the target share the sizes.
-    fitting = [v for v in fitting if v is best[spell_workload(v)] or (v.buckets and v.target == best[spell_workload(v)].target)]
+    fitting = [
+        v for v in fitting if v is best[spell_workload(v)] or (v.buckets and v.target == best[spell_workload(v)].target)
+    ]
     native = [v for v in fitting if not target_of(v.target).is_virtual]
     chosen = [v for v in fitting if not target_of(v.target).is_virtual or not any(covers(n, v) for n in native)]
     return [*chosen, *(v for v in kernel.retuned_for(place) if v in runnable and v not in chosen)]

@@ -81,7 +81,11 @@ def wrong_somewhere(sizes: Sequence[Sized]) -> dict[int, tuple[Mapping[str, int]
 
 
 def share(
-    kernel: KernelSpec, sizes: Sequence[Sized], binaries: Mapping[int, str], without: Collection[int] = (), strict: bool = True
+    kernel: KernelSpec,
+    sizes: Sequence[Sized],
+    binaries: Mapping[int, str],
+    without: Collection[int] = (),
+    strict: bool = True,
 ) -> list[Share]:
     """Which configs serve which sizes.
 
@@ -96,7 +100,9 @@ def share(
         if point in declared and point not in known:
             at = ", ".join(f"{name}={size}" for name, size in sized.sizes.items())
             lost = wrong_somewhere(sizes)
-            reasons = "\n".join(f"  #{index} at {dict(where)}: {why}" for index, (where, why) in list(lost.items())[:10])
+            reasons = "\n".join(
+                f"  #{index} at {dict(where)}: {why}" for index, (where, why) in list(lost.items())[:10]
+            )
             raise TuningError(
                 f"{kernel.where} dynamic",
                 f"at {at} no config is left that is right at every size that was looked at:\n{reasons}",
@@ -183,7 +189,9 @@ def gather(kernel: KernelSpec, entry: Entry, shipped: Sequence[tuple[Ships, Mapp
         shipped: The variants, each with digests of its code.
     """
     largest = {name: sizes[-1] for name, sizes in kernel.dynamic.items()}
-    top, code = next((ships, code) for ships, code in shipped if any(holds(bucket, largest) for bucket in ships.buckets))
+    top, code = next(
+        (ships, code) for ships, code in shipped if any(holds(bucket, largest) for bucket in ships.buckets)
+    )
     parts = tuple(Part(dict(ships.config), dict(own)) for ships, own in shipped)
     return replace(entry, ships=dict(top.config), code=dict(code), parts=parts)
 

@@ -97,9 +97,13 @@ def spread_stand_ins(
             workload = wide.workloads[path]
             candidate = _candidate(workload, parts[path].ships)
             _refuse_passing(candidate, failure)
-            site.journal.say(f"tlaot: {candidate.label} does not build: {failure.stage}: {failure.reason}; another serves its sizes")
+            site.journal.say(
+                f"tlaot: {candidate.label} does not build: {failure.stage}: {failure.reason}; another serves its sizes"
+            )
             whole = whole_of(workload).path
-            position = next(i for i, t in enumerate(entries[whole].candidates) if t is parts[path].tried(parts[path].ships))
+            position = next(
+                i for i, t in enumerate(entries[whole].candidates) if t is parts[path].tried(parts[path].ships)
+            )
             without.setdefault(whole, set()).add(position)
         if not failed:
             return wide, parts, special

@@ -117,7 +117,13 @@ def candidate_keys(candidate: Candidate, sources: str, tools: Mapping[str, Any],
     rest = {name: value for name, value in kernel.items() if name not in others}
     # How long a candidate is timed does not make its time another one; by which clock does.
     clock = candidate.workload.kernel.profile.backend
-    measured = {"build": build, "kernel": rest, "clock": clock, "device": device, "sizes": dict(candidate.workload.sizes)}
+    measured = {
+        "build": build,
+        "kernel": rest,
+        "clock": clock,
+        "device": device,
+        "sizes": dict(candidate.workload.sizes),
+    }
     return Keys(build, _sha256(canonical(measured).encode()))
 
 
