@@ -17,7 +17,18 @@ from cpp_programs import build_embedded, flags
 from fixtures_runtime import FLOAT32, compile_kernel, scalar, tensor, variant, write_package
 
 from tlaot.cli import main
-from tlaot.manifest import FORMAT_VERSION, Kernel, Manifest, Param, Variant, digest_of, dumps, variant_dumps
+from tlaot.manifest import (
+    BUCKETS_VERSION,
+    FORMAT_VERSION,
+    Bucket,
+    Kernel,
+    Manifest,
+    Param,
+    Variant,
+    digest_of,
+    dumps,
+    variant_dumps,
+)
 from tlaot.target import read_target
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,6 +99,7 @@ def test_the_header_knows_the_format_of_the_manifest() -> None:
     """Written in both languages."""
     text = (ROOT / "tlaot" / "include" / "tlaot" / "function.h").read_text()
     assert re.search(r"kFormat = (\d+);", text)[1] == str(FORMAT_VERSION)  # type: ignore[index]
+    assert re.search(r"kBucketsFormat = (\d+);", text)[1] == str(BUCKETS_VERSION)  # type: ignore[index]
 
 
 def test_a_call_runs_the_variant_of_its_shapes(driver: Driver, tmp_path: Path) -> None:
@@ -166,6 +178,24 @@ def test_symbolic_sizes_strides_and_scalars(driver: Driver, tmp_path: Path) -> N
     assert driver.good("package", folder, "turned", "-", "float32:3,4", "float32:3,4") == [12, 12]
     text = driver.refused("package", folder, "turned", "-", "float32:3,4:1,3", "float32:3,4")[1]
     assert "argument 0 (X) has strides (1, 3), expected (s, 1)" in text
+
+
+def test_ranges_of_sizes(driver: Driver, tmp_path: Path) -> None:
+    """Two variants share the sizes of one dimension; an exact one goes before both, other sizes and none are refused or empty."""
+    shape = {"M": "m", "N": 8}
+    parts = []
+    for part, ranges in enumerate(([(1, 2), (5, 6)], [(3, 4)])):
+        one, data = add("m", 8, shape=shape, label=10 + part)
+        buckets = tuple(Bucket({"m": ends}) for ends in ranges)
+        parts.append((dataclasses.replace(one, path=f"{one.path}/{part}", buckets=buckets), data))
+    write_package(tmp_path, "pkg", {"add": [*parts, add(4, 8, label=1)]})
+    at = ("package", tmp_path / "pkg", "add", "-")
+    for rows, label in ((1, 10), (2, 10), (3, 11), (4, 1), (5, 10), (6, 10)):
+        total = 8 * rows
+        assert driver.good(*at, *[f"float32:{rows},8"] * 3) == [total, total, 2 * total + label * total]
+    assert driver.good(*at, *["float32:0,8"] * 3) == [0, 0, 0]
+    kind, text = driver.refused(*at, *["float32:7,8"] * 3)
+    assert kind == "DispatchError" and "is not for these sizes of its dynamic dimensions" in text
 
 
 def test_factory_arguments(driver: Driver, tmp_path: Path) -> None:
@@ -253,9 +283,9 @@ def test_a_damaged_package(driver: Driver, tmp_path: Path) -> None:
     refused("is damaged: expected valid JSON", b"")
     refused("does not match its own digest", whole.replace(b'"align":1', b'"align":2', 1))
     refused("does not match its own digest", whole.replace(b"x86-64", b"x86\\u002d64", 1))
-    newer = json.loads(whole) | {"format": FORMAT_VERSION + 1}
+    newer = json.loads(whole) | {"format": BUCKETS_VERSION + 1}
     refused(
-        f"has format {FORMAT_VERSION + 1}, this tlaot.h reads format {FORMAT_VERSION}\nCompile",
+        f"has format {BUCKETS_VERSION + 1}, this tlaot.h reads formats {FORMAT_VERSION} and {BUCKETS_VERSION}\nCompile",
         json.dumps(newer).encode(),
     )
     refused("is damaged: expected format", b"{}")

@@ -230,14 +230,16 @@ class Function {
   detail::FfiCall call_;
 };
 
-inline constexpr int64_t kFormat = 2;  // FORMAT_VERSION of tlaot/manifest.py
+// FORMAT_VERSION and BUCKETS_VERSION of tlaot/manifest.py.
+inline constexpr int64_t kFormat = 2;
+inline constexpr int64_t kBucketsFormat = 3;
 
 inline std::string Function::digest_beside(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string entry = (slash == std::string::npos ? std::string("./") : path.substr(0, slash + 1)) + "variant.json";
   if (!std::ifstream(entry)) return "";
   try {
-    return detail::read_sealed(entry, "the variant's entry", kFormat)
+    return detail::read_sealed(entry, "the variant's entry", kFormat, kBucketsFormat)
         .at("files")
         .at(slash == std::string::npos ? path : path.substr(slash + 1))
         .at("sha256")

@@ -189,8 +189,8 @@ inline std::string read_file(const std::string& path, const std::string& what) {
   return data;
 }
 
-/// The object in a file that tlaot sealed with a digest.
-inline Json read_sealed(const std::string& path, const std::string& what, int64_t format) {
+/// The object in a file that tlaot sealed with a digest, of one of two formats that follow each other.
+inline Json read_sealed(const std::string& path, const std::string& what, int64_t format, int64_t newest) {
   const std::string text = read_file(path, what);
   Json body;
   int64_t found = 0;
@@ -198,14 +198,14 @@ inline Json read_sealed(const std::string& path, const std::string& what, int64_
   try {
     body = JsonReader(text).read();
     found = body.at("format").number();
-    if (found == format) digest = body.at("digest").string();
+    if (format <= found && found <= newest) digest = body.at("digest").string();
   } catch (const std::out_of_range& error) {
     throw Error("PackageError", path, what + " is damaged: expected " + error.what(), kReinstall);
   }
-  if (found != format)
+  if (found < format || found > newest)
     throw Error("PackageError", path,
-                what + " has format " + std::to_string(found) + ", this tlaot.h reads format " + std::to_string(format),
-                found > format ? "Compile the program with the headers of a newer tlaot." : "Build the package again.");
+                what + " has format " + std::to_string(found) + ", this tlaot.h reads formats " + std::to_string(format) + " and " + std::to_string(newest),
+                found > newest ? "Compile the program with the headers of a newer tlaot." : "Build the package again.");
   if (sha256(body_of(text, digest)) != digest)
     throw Error("PackageError", path, what + " does not match its own digest: it was changed or damaged", kReinstall);
   return body;

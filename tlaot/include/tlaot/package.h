@@ -179,6 +179,7 @@ class Kernel {
       if (why) *why = "argument " + std::to_string(i) + " " + *why;
       return false;
     }
+    if (!variant.buckets.empty() && !detail::serves(variant, sizes)) return say("is not for these sizes of its dynamic dimensions");
     return true;
   }
 
@@ -312,7 +313,7 @@ class Package {
   void add(const std::string& folder, std::map<std::string, Kernel::Variants>* found) {
     const std::string root = std::ifstream(folder + "/manifest.json") ? folder : folder + "/_tlaot";
     const std::string path = root + "/manifest.json";
-    const detail::Json manifest = detail::read_sealed(path, "the kernel manifest", kFormat);
+    const detail::Json manifest = detail::read_sealed(path, "the kernel manifest", kFormat, kBucketsFormat);
     try {
       if (name_.empty()) name_ = manifest.at("package").string();
       const detail::Json& kernels = manifest.at("kernels");
@@ -320,7 +321,9 @@ class Package {
         for (const detail::Json& entry : kernels.values[i].array()) {
           auto variant = detail::read_variant(entry, root, path);
           const auto claim = std::make_tuple(kernels.names[i], variant->target_name, variant->workload);
-          if (const auto [former, fresh] = claims_.emplace(claim, path); !fresh)
+          // Variants of one dynamic workload share its sizes, in one place.
+          const auto [former, fresh] = claims_.emplace(claim, path);
+          if (!fresh && (variant->buckets.empty() || former->second != path))
             throw Error("PackageError", path, kernels.names[i] + " for " + variant->target_name + " " + variant->workload +
                                                   " is also in " + former->second, "Remove one of the two.");
           (*found)[kernels.names[i]].push_back(std::move(variant));

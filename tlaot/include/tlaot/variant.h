@@ -32,12 +32,19 @@ struct Param {
   std::vector<Extent> shape, strides;
 };
 
+/// A range of one symbolic size; a bucket is one of each dynamic dimension.
+struct Range {
+  size_t symbol;
+  int64_t low, high;
+};
+
 struct Variant {
   std::string target_name, workload, file, sha256, out_idx;
   Target target;
   Json factory;
   std::vector<Param> params;
   std::vector<std::string> symbols;  // names of symbolic sizes
+  std::vector<std::vector<Range>> buckets;  // the sizes that it serves; none: all that it takes
   double latency;
   mutable std::atomic<FfiCall> call{nullptr};  // of the binary, once it is loaded
 
@@ -132,6 +139,35 @@ inline bool fits(const Variant& variant, const Param& param, const TVMFFIAny& ar
   return true;
 }
 
+/// Whether sizes are in a bucket of a variant. A size of zero of which every written tensor has a dimension leaves nothing to
+/// compute: it is in the bucket of the size one.
+inline bool serves(const Variant& variant, const std::vector<int64_t>& sizes) {
+  const auto empty = [&](size_t symbol) {
+    return sizes[symbol] == 0 && std::all_of(variant.params.begin(), variant.params.end(), [&](const Param& param) {
+      return !param.written || std::any_of(param.shape.begin(), param.shape.end(),
+                                           [&](const Extent& e) { return e.symbol == static_cast<int>(symbol); });
+    });
+  };
+  return std::any_of(variant.buckets.begin(), variant.buckets.end(), [&](const std::vector<Range>& bucket) {
+    return std::all_of(bucket.begin(), bucket.end(), [&](const Range& range) {
+      const int64_t size = empty(range.symbol) ? 1 : sizes[range.symbol];
+      return range.low <= size && size <= range.high;
+    });
+  });
+}
+
+inline std::vector<Range> read_bucket(const Json& entry, const std::vector<std::string>& symbols) {
+  std::vector<Range> out;
+  const Json& sizes = entry.at("sizes");
+  for (size_t i = 0; i < sizes.names.size(); i++) {
+    const auto found = std::find(symbols.begin(), symbols.end(), sizes.names[i]);
+    const auto& ends = sizes.values[i].array();
+    if (found == symbols.end() || ends.size() != 2) throw std::out_of_range("a bucket of a symbolic size");
+    out.push_back({static_cast<size_t>(found - symbols.begin()), ends[0].number(), ends[1].is_null() ? INT64_MAX : ends[1].number()});
+  }
+  return out;
+}
+
 /// The extents of a list, with strings for symbolic sizes.
 inline std::vector<Extent> read_extents(const Json& list, std::vector<std::string>* symbols) {
   std::vector<Extent> out;
@@ -175,6 +211,8 @@ inline std::shared_ptr<Variant> read_variant(const Json& entry, const std::strin
     out->workload += (i ? ", " : "") + out->factory.names[i] + "=" + out->factory.values[i].text;
   out->workload = "{" + out->workload + "}";
   for (const Json& param : entry.at("params").array()) out->params.push_back(read_param(param, &out->symbols));
+  if (const Json* buckets = entry.find("buckets"))
+    for (const Json& bucket : buckets->array()) out->buckets.push_back(read_bucket(bucket, out->symbols));
   for (const Json& position : entry.at("out_idx").array()) out->out_idx += position.text + " ";
   const Json& latency = entry.at("latency");
   const Json* measured = latency.find("latency");
