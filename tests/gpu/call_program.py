@@ -30,6 +30,7 @@ def matmul_inputs(seed: int) -> tuple[Any, Any]:
 def look() -> tuple[int, int]:
     """Bytes of memory: the process's, and the device's that is in use."""
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # what torch keeps for streams that ended threads have had
     free, total = torch.cuda.mem_get_info()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), total - free
