@@ -394,7 +394,7 @@ def test_callers_do_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.M
     k = add(tmp_path, "m")
     for m in range(100):
         assert k(np.ones(m, "f4"), np.ones(m, "f4")).sum() == 2 * m
-    assert [len(callers) for _, callers in k._callers.values()] == [4]
+    assert all(len(callers) <= 4 for _, callers in k._callers.values())
 
 
 def test_threads_that_forget_each_others_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ from fixtures_runtime import FLOAT32, compile_kernel, direct_way, scalar, tensor
 
 import tlaot
 from tlaot.errors import CallError, DispatchError, PackageError
+from tlaot.manifest import digest_of
 from tlaot.runtime import direct as direct_module
 from tlaot.runtime.load import Kernel, Kernels
 
@@ -225,14 +227,64 @@ def test_a_library_of_another_interface(tmp_path: Path, monkeypatch: pytest.Monk
     assert k._direct is None
 
 
-def test_other_arrays_go_the_other_way(tmp_path: Path) -> None:
+def test_numpy(tmp_path: Path) -> None:
+    """Outputs given and left out, mixed with torch's tensors, of other sizes, read-only, strided, of foreign byte order."""
     np = pytest.importorskip("numpy")
-    k = load(tmp_path, adding(4))
+    k = load(tmp_path, adding(4, "m", m="m"))
+    a, c = np.ones((4, 8), "f4"), np.ones((4, 8), "f4")
+    for _ in range(3):
+        assert type(k(a, a)) is np.ndarray
+        assert k(a, a).sum() == 64
+        assert k(a, a, c) is c
+        assert k(ones(4, 8), a).sum() == 64
+        assert type(k(a, ones(4, 8))) is np.ndarray
+    assert [count for _, count in counts(k)] == [5, 2, 2, 2]
+    for m in (0, 3, 9):
+        assert k(np.ones((4, m), "f4"), np.ones((4, m), "f4")).shape == (4, m)
+    assert [count for _, count in counts(k)] == [8, 2, 2, 2]
+    fixed = np.ones((4, 8), "f4")
+    fixed.flags.writeable = False
+    assert k(fixed, a).sum() == 64
     for _ in range(2):
-        assert k(ones(4), ones(4)).sum() == 8
-        assert k(np.ones(4, "f4"), np.ones(4, "f4")).sum() == 8
-        assert k(ones(4), np.ones(4, "f4")).sum() == 8
-    assert counts(k) == [({"n": 4}, 1)]
+        with pytest.raises(CallError, match=r"is read-only, and the kernel writes it"):
+            k(a, a, fixed)
+    assert (fixed == 1).all()
+    with pytest.raises(ValueError, match=r"compact|contiguous"):
+        k(np.ones((8, 4), "f4").T, a)
+    with pytest.raises(DispatchError, match="foreign byte order"):
+        k(a.astype(">f4"), a)
+    with pytest.raises(DispatchError, match="has dtype float64"):
+        k(a.astype("f8"), a)
+    with pytest.raises(CallError, match="masked"):
+        k(np.ma.masked_array(a), a)
+    assert k(a, a).sum() == 64
+
+
+def test_numpy_s_other_dtypes(tmp_path: Path) -> None:
+    np = pytest.importorskip("numpy")
+    for dtype in ("int8", "uint16", "float16", "float64", "bool", "complex64"):
+        params = [tensor("X", 4, dtype=dtype), tensor("Y", 4, dtype=dtype, written=True)]
+        k = load(tmp_path / dtype, (variant("k", params, [1], {}), compile_kernel(2, 0b10)))
+        x = np.array([1, 0, 1, 1], dtype)
+        for _ in range(3):
+            assert k(x).dtype == x.dtype
+        assert counts(k) == [({}, 2)]
+    params = [tensor("X", 4, dtype="bfloat16"), tensor("Y", 4, dtype="bfloat16", written=True)]
+    k = load(tmp_path / "other", (variant("k", params, [1], {}), compile_kernel(2, 0b10)))
+    x = np.ones(4, pytest.importorskip("ml_dtypes").bfloat16)
+    for _ in range(3):
+        assert k(x).dtype == x.dtype
+
+
+def test_other_arrays_go_the_other_way(tmp_path: Path) -> None:
+    import tvm_ffi
+
+    k = load(tmp_path, adding(4))
+    x, y, z = (tvm_ffi.from_dlpack(ones(4)) for _ in range(3))
+    for _ in range(3):
+        k(x, y, z)
+    assert z.__dlpack_device__()[0] == 1
+    assert k._direct is None or not counts(k)
 
 
 class Named(torch.Tensor):
@@ -244,6 +296,79 @@ def test_a_subclass(tmp_path: Path) -> None:
     a = ones(4).as_subclass(Named)
     for _ in range(3):
         assert k(a, ones(4)).sum() == 8
+
+
+def test_the_current_stream_of_another_device(tmp_path: Path) -> None:
+    """Asked of the framework at each call, set while the function runs, and put back: with a framework that claims a GPU."""
+    import ctypes
+
+    import tvm_ffi
+
+    class Tensor(ctypes.Structure):
+        _fields_ = (
+            *(
+                (name, kind)
+                for name, kind in (("data", ctypes.c_void_p), ("type", ctypes.c_int32), ("id", ctypes.c_int32))
+            ),
+            *(
+                (name, kind)
+                for name, kind in (("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8))
+            ),
+            ("lanes", ctypes.c_uint16),
+            ("shape", ctypes.POINTER(ctypes.c_int64)),
+            ("strides", ctypes.POINTER(ctypes.c_int64)),
+            ("byte_offset", ctypes.c_uint64),
+        )
+
+    class Api(ctypes.Structure):
+        _fields_ = (
+            *((name, ctypes.c_uint32) for name in ("major", "minor")),
+            *((name, ctypes.c_void_p) for name in ("previous", "allocator", "from_py", "to_py", "dltensor", "stream")),
+        )
+
+    class Array:
+        """On the second GPU, of 3 numbers."""
+
+    sizes, steps, current = (ctypes.c_int64 * 1)(3), (ctypes.c_int64 * 1)(1), [0x1000]
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Tensor))
+    def export(x: int, out: Any) -> int:
+        one = out[0]
+        one.data, one.type, one.id, one.ndim, one.code, one.bits, one.lanes = 64, 2, 1, 1, 2, 32, 1
+        one.shape, one.strides, one.byte_offset = sizes, steps, 0
+        return 0
+
+    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+    def stream(device_type: int, device_id: int, out: Any) -> int:
+        assert (device_type, device_id) == (2, 1)
+        out[0] = current[0]
+        return 0
+
+    api = Api(1, 3, dltensor=ctypes.cast(export, ctypes.c_void_p), stream=ctypes.cast(stream, ctypes.c_void_p))
+    get_stream = ctypes.CDLL(None).TVMFFIEnvGetStream
+    get_stream.restype = ctypes.c_void_p
+    seen = []
+
+    def run(x: Any) -> None:
+        seen.append((get_stream(2, 1), tuple(x.shape)))
+
+    write_package(tmp_path, PACKAGE, {"k": [adding(4)]})
+    file = next(tmp_path.rglob("direct.so"))
+    kind = direct_module.direct_type(file, digest_of(file.read_bytes()))
+    assert kind is not None
+    call = kind(lambda args, kwargs: "slow", lambda args, kind, message: message)
+    assert call.know(Array, 0, ctypes.addressof(api), False) == 0
+    function = tvm_ffi.convert(run)
+    array = Array()
+    assert call(array) == "slow"
+    text = struct.pack("10q", 0, 7, 1, 0, 1, 0, 0, 0, 1, 0)
+    assert call.add((array,), text, function, function.__chandle__(), ())
+    for current[0] in (0x1000, 0x2000):
+        assert call(array) is array
+    assert seen == [(0x1000, (3,)), (0x2000, (3,))]
+    assert not get_stream(2, 1)
+    assert call.calls() == [(7, 2)]
+    assert call(array, array) == "slow"
 
 
 # Named factory arguments

@@ -53,7 +53,7 @@ EXECUTABLE = "executable.so"
 # Of all variants the same: what takes calls from Python into executable.so.
 DIRECT = "direct.so"
 # What it exports; the number is that of the interface.
-DIRECT_TYPE = "tlaot_direct_type_1"
+DIRECT_TYPE = "tlaot_direct_type_2"
 FOLDER = "_tlaot"
 
 _REBUILD = "Reinstall the package; if you built it, build it again."

@@ -1,8 +1,8 @@
 """The direct way of a call: what has been decided, told to the library ``direct.so`` that a package ships.
 
-Without that library, in another Python than CPython with its global lock, and for arguments other than torch's tensors and
-Python's own numbers a call goes the way of ``call.py``. The library decides nothing and words no error: what it was not told
-it asks for (``native/direct.c``).
+Without that library, in another Python than CPython with its global lock, and for arguments other than torch's tensors, numpy's
+arrays and Python's own numbers a call goes the way of ``call.py``. The library decides nothing and words no error: what it was not told
+it asks for (``native/direct/direct.c``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import array
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from ..manifest import DIRECT_TYPE, FileDigest, Param, Variant, verify_file
 from .binary import loading
 from .call import Described, bind_strides, bind_symbols
 from .dispatch import given_params
-from .framework import compact_strides
+from .framework import compact_strides, static_strides
 from .frameworks import framework_of
+from .numpy_arrays import numpy_dtype
 from .region import Range
 
 __all__ = ["Direct", "direct_type"]
 
-_EXCHANGED = 0
+_EXCHANGED, _ARRAY = 0, 4
 _NUMBERS = {int: 1, float: 2, bool: 3}
 
 # Decisions that one object is told before it is told anew: a server that sees ever new sizes must not grow without bound.
@@ -127,16 +129,16 @@ class Direct:
         if made is None:
             return False
         words = [int(ranges is not None), len(self._told), len(variant.params)]
-        words += [sum(len(param.shape or ()) for param, _, _ in made), len(variant.out_idx), *variant.out_idx]
+        words += [sum(len(one.sources) for one in made), len(variant.out_idx), *variant.out_idx]
         for i, (position, argument) in enumerate(zip(positions, call.arguments, strict=True)):
-            words += [position, int(strides and argument.shape is not None), int(ranges is not None)]
+            words += [position, int(strides and argument.shape is not None), int(variant.params[position].written)]
+            words.append(int(ranges is not None))
             if ranges is not None and argument.shape is not None:
-                words += [number for one in ranges[i] for number in one]
-        for param, _, sources in made:
-            words += [next(i for i in variant.out_idx if variant.params[i] is param), len(sources)]
-            words += [number for source in sources for number in source]
+                words += [number for size in ranges[i] for number in size]
+        for one in made:
+            words += [one.position, len(one.sources), *(number for source in one.sources for number in source)]
         text = array.array("q", words).tobytes()
-        outputs = tuple(how for _, how, _ in made)
+        outputs = tuple(one.how for one in made)
         if not self.call.add(args, text, function, function.__chandle__(), outputs):
             return False
         self._told.append(variant)
@@ -154,6 +156,9 @@ class Direct:
             position = self.call.know(kind, _NUMBERS[kind], 0, False)
             return None if position < 0 else int(position)
         framework = framework_of(kind)
+        if framework is not None and framework.name == "numpy":
+            position = self.call.know(kind, _ARRAY, 0, False)
+            return None if position < 0 else int(position)
         exchange = _exchange_api(kind) if framework is not None and framework.name == "torch" else 0
         if not exchange:
             return None
@@ -180,47 +185,65 @@ def _exchange_api(kind: type) -> int:
         return 0
 
 
-# Of an output: the parameter; what makes it, its arguments or None for (sizes, strides), and by keyword; and its sizes, each as an
-# argument's position (-1: the number), its dimension (-1: the argument itself), and the number.
-_Output = tuple[Param, tuple[Any, Any, dict[str, Any]], list[tuple[int, int, int]]]
+@dataclass(frozen=True)
+class _Made:
+    """How an output is allocated.
+
+    Attributes:
+        position: Among the kernel's parameters.
+        sources: Its sizes, each as an argument's position (-1: the number), its dimension (-1: the argument itself), and the number.
+        how: What makes it; its arguments, None where sizes are not numbers; the second of them, None for strides; those by keyword.
+    """
+
+    position: int
+    sources: tuple[tuple[int, int, int], ...]
+    how: tuple[Any, Any, Any, Any]
 
 
-def _outputs(variant: Variant, call: Described, ranged: bool) -> tuple[_Output, ...] | None:
+def _outputs(variant: Variant, call: Described, ranged: bool) -> tuple[_Made, ...] | None:
     """How to allocate what the caller left out; None where the library cannot."""
-    if call.framework is None or call.framework.name != "torch":
-        return None
-    torch = sys.modules["torch"]
+    made = []
     sizes, late = bind_symbols(variant, call.arguments)
     places = _places(variant, call)
-    made: list[_Output] = []
-    for index in variant.out_idx:
-        param = variant.params[index]
-        dtype = getattr(torch, param.dtype, None)
+    for position in variant.out_idx:
+        param = variant.params[position]
         sources = []
         for size in param.shape or ():
             if isinstance(size, int):
                 sources.append((-1, 0, size))
             elif size in late:
                 sources.append((late[size], -1, 0))
-            elif size in places and (ranged or size not in sizes):
-                sources.append((*places[size], 0))
-            elif size in sizes:
-                sources.append((-1, 0, sizes[size]))
+            elif size in places:
+                sources.append((*places[size], 0) if ranged else (-1, 0, sizes[size]))
             else:
                 return None
-        whole = None
-        if all(arg < 0 for arg, _, _ in sources):
-            shape = tuple(value for _, _, value in sources)
-            layout = bind_strides(param, sizes).strides or (compact_strides(shape) if param.strides is None else ())
-            if not all(isinstance(step, int) for step in layout) or len(layout) != len(shape):
-                return None
-            whole = (shape, tuple(layout))
-        elif param.strides is not None:
+        shape = tuple(value for _, _, value in sources) if all(arg < 0 for arg, _, _ in sources) else None
+        how = _maker(bind_strides(param, sizes), call, shape)
+        if how is None:
             return None
-        if dtype is None:
-            return None
-        made.append((param, (torch.empty_strided, whole, {"dtype": dtype, "device": call.like.device}), sources))
+        made.append(_Made(position, tuple(sources), how))
     return tuple(made)
+
+
+def _maker(param: Param, call: Described, shape: tuple[int, ...] | None) -> tuple[Any, Any, Any, Any] | None:
+    """What makes an output beside a call's first tensor; ``shape`` where it is known. None: what the library cannot do."""
+    name = "" if call.framework is None else call.framework.name
+    if name == "torch":
+        torch = sys.modules["torch"]
+        dtype = getattr(torch, param.dtype, None)
+        if dtype is None or (param.strides is not None and shape is None):
+            return None
+        kwargs = {"dtype": dtype, "device": call.like.device}
+        if shape is None:
+            return torch.empty_strided, None, None, kwargs
+        layout = compact_strides(shape) if param.strides is None else static_strides(param)
+        return torch.empty_strided, (shape, layout), None, kwargs
+    if name == "numpy":
+        dtype = numpy_dtype(param, call.like)
+        if dtype.kind not in "iufcb" or param.strides is not None or param.align > 16:
+            return None
+        return sys.modules["numpy"].empty, None if shape is None else (shape, dtype), dtype, None
+    return None
 
 
 def _places(variant: Variant, call: Described) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ from .capsule import export, export_as
 from .dispatch import Argument
 from .framework import Allocate, Device, Framework, Part, compact_strides, static_strides, unprotected
 
-__all__ = ["NUMPY", "allocate_numpy", "spell_dtype"]
+__all__ = ["NUMPY", "allocate_numpy", "numpy_dtype", "spell_dtype"]
 
 # Element types of ml_dtypes that are less than a byte: numpy gives each element a byte, a kernel packs them.
 _SUB_BYTE = frozenset(
@@ -42,8 +42,12 @@ def _describe(x: Any, strides: bool) -> tuple[Argument, Device]:
 
 
 def _allocator(param: Param, like: Any, sizes: tuple[int, ...]) -> Allocate:
-    own = like.dtype if like.dtype.name == param.dtype else None
-    return allocate_numpy(param, sizes, own, 16)
+    return allocate_numpy(param, sizes, numpy_dtype(param, like), 16)
+
+
+def numpy_dtype(param: Param, like: Any) -> Any:
+    """numpy's dtype for an output beside an array; raises CallError where it has none."""
+    return like.dtype if like.dtype.name == param.dtype else _numpy_dtype(param)
 
 
 def allocate_numpy(param: Param, sizes: tuple[int, ...], dtype: Any, align: int) -> Allocate:

@@ -88,7 +88,7 @@ def find_ranges(
 
 def _bucket_of(variant: Variant, sizes: Mapping[str, int]) -> Mapping[str, tuple[int, int]]:
     """The least and the most of each symbolic size of the bucket that a call's are in; a name that is missing is not bounded."""
-    bucket = find_bucket(variant, sizes)
+    bucket = find_bucket(variant, sizes) if variant.buckets else None
     return {} if bucket is None else {name: _ends(ends) for name, ends in bucket.sizes.items()}
 
 

@@ -1,4 +1,5 @@
-/* The way of a call from Python into an executable.so, for arguments of frameworks with DLPack's exchange API (torch).
+/* The way of a call from Python into an executable.so, for arguments of frameworks with DLPack's exchange API (torch), for those
+ * with numpy's array interface, and numbers.
  *
  * A Direct stands between the user and the Python side of a kernel. It holds what that side has decided so far: for these types,
  * dtypes, sizes and this device, this function, and these outputs to allocate. A call that one of them fits goes straight to
@@ -25,9 +26,23 @@ TLAOT_OLD_GLIBC(memcpy);
 #define MOST_ENTRIES 4096
 #define MOST_RANGES 256
 #define MOST_BINDINGS 16
+#define MOST_POOL 512
 
 /* What a type's instances are. */
-typedef enum { EXCHANGED = 0, INTEGER = 1, REAL = 2, TRUTH = 3 } form;
+typedef enum { EXCHANGED = 0, INTEGER = 1, REAL = 2, TRUTH = 3, ARRAY = 4 } form;
+
+/* numpy's "array interface protocol", the C side of it: what __array_struct__ is a capsule of. */
+typedef struct {
+  int two;
+  int ndim;
+  char kind;
+  int itemsize;
+  int flags;
+  Py_ssize_t *shape, *strides; /* in bytes */
+  void *data;
+} array_interface;
+
+enum { NOT_SWAPPED = 0x200, WRITEABLE = 0x400 };
 
 /* How to read arguments of one type. */
 typedef struct {
@@ -47,6 +62,7 @@ typedef struct {
   int16_t ndim; /* -1: a scalar */
   int16_t param;
   bool strided; /* strides must be these */
+  bool written;
   DLDataType dtype;
   int32_t first; /* position of its first size among the entry's */
 } expected;
@@ -61,9 +77,10 @@ typedef struct {
 typedef struct {
   int16_t param, ndim;
   bool constant;     /* `call` is whole: its sizes are numbers */
-  PyObject *call;    /* arguments for `make`: (sizes, strides), or None in their place; owned */
+  PyObject *call;    /* arguments for `make`, or None in their place; owned */
   PyObject *make;    /* owned */
-  PyObject *kwargs;  /* owned */
+  PyObject *second;  /* what goes to it after the sizes; None: strides; owned */
+  PyObject *kwargs;  /* or None; owned */
   const source *sizes;
 } output;
 
@@ -94,7 +111,7 @@ typedef struct {
 typedef struct {
   PyObject head;
   PyObject *slow, *fail; /* the Python side: slow(args, kwargs or None), fail(args, kind, message) */
-  PyObject *wants_gradient, *grad_enabled, *is_negative;
+  PyObject *wants_gradient, *array_struct, *grad_enabled, *is_negative;
   PyCFunction fast_grad_enabled, fast_is_negative;
   kind kinds[MOST_KINDS];
   int num_kinds;
@@ -113,6 +130,9 @@ typedef struct {
   uint8_t kinds[MOST_ARGS];
   DLTensor tensors[MOST_ARGS];
   int64_t scalars[MOST_ARGS];
+  bool read_only[MOST_ARGS];
+  int64_t pool[MOST_POOL]; /* sizes and strides of arrays */
+  int used;
   const DLTensor *first; /* the first tensor: it tells the device */
   const DLPackExchangeAPI *api;
 } brought;
@@ -122,6 +142,7 @@ static void free_entry(entry *e) {
   for (int i = 0; e->outputs && i < e->num_outputs; i++) {
     Py_DecRef(e->outputs[i].call);
     Py_DecRef(e->outputs[i].make);
+    Py_DecRef(e->outputs[i].second);
     Py_DecRef(e->outputs[i].kwargs);
   }
   Py_DecRef(e->function);
@@ -194,19 +215,63 @@ static int gradients_enabled(const Direct *self) {
   return answer != Py_False;
 }
 
-static bool read_tensor(const Direct *self, const kind *k, PyObject *x, DLTensor *out, int *gradients) {
+static bool read_exchanged(const Direct *self, const kind *k, PyObject *x, DLTensor *out, int *gradients) {
   if (k->api->dltensor_from_py_object_no_sync(x, out) || out->ndim > MOST_DIMS || (out->ndim && !out->strides)) return false;
   if (!k->torch) return true;
   if (*gradients < 0) *gradients = gradients_enabled(self);
   return *gradients >= 0 && is_special(self, x, out, *gradients) == 0;
 }
 
+static bool read_dtype(const array_interface *array, DLDataType *out) {
+  static const char letters[] = "iufcb";
+  static const uint8_t codes[] = {kDLInt, kDLUInt, kDLFloat, kDLComplex, kDLBool};
+  for (int i = 0; letters[i]; i++) {
+    if (letters[i] != array->kind) continue;
+    *out = (DLDataType){codes[i], (uint8_t)(8 * array->itemsize), 1};
+    return array->itemsize > 0 && array->itemsize <= 16;
+  }
+  return false; /* also what another package registered: of it the interface tells no more than its size */
+}
+
+static bool read_interface(const array_interface *array, brought *call, DLTensor *out, bool *read_only) {
+  if (!array || array->two != 2 || !(array->flags & NOT_SWAPPED) || array->ndim > MOST_DIMS || !read_dtype(array, &out->dtype) ||
+      call->used + 2 * array->ndim > MOST_POOL)
+    return false;
+  *read_only = !(array->flags & WRITEABLE);
+  out->data = array->data;
+  out->device = (DLDevice){kDLCPU, 0};
+  out->ndim = array->ndim;
+  out->byte_offset = 0;
+  out->shape = call->pool + call->used;
+  out->strides = out->shape + array->ndim;
+  call->used += 2 * array->ndim;
+  for (int d = 0; d < array->ndim; d++) {
+    if (array->strides[d] % array->itemsize) return false;
+    out->shape[d] = array->shape[d];
+    out->strides[d] = array->strides[d] / array->itemsize;
+  }
+  return true;
+}
+
+static bool read_array(const Direct *self, PyObject *x, brought *call, DLTensor *out, bool *read_only) {
+  PyObject *capsule = PyObject_GetAttr(x, self->array_struct);
+  if (!capsule) return false;
+  /* The memory is the array's, and there as long as that. */
+  bool read = read_interface(PyCapsule_GetPointer(capsule, NULL), call, out, read_only);
+  Py_DecRef(capsule);
+  return read;
+}
+
 static bool read_argument(const Direct *self, const kind *k, PyObject *x, brought *call, int i, int *gradients) {
   double real;
   call->tensors[i].ndim = -1;
+  call->read_only[i] = false;
   switch (k->form) {
     case EXCHANGED:
-      if (!read_tensor(self, k, x, &call->tensors[i], gradients)) return false;
+    case ARRAY:
+      if (!(k->form == ARRAY ? read_array(self, x, call, &call->tensors[i], &call->read_only[i])
+                             : read_exchanged(self, k, x, &call->tensors[i], gradients)))
+        return false;
       if (call->first) return true;
       call->first = &call->tensors[i];
       call->api = k->api;
@@ -229,6 +294,7 @@ static bool read_arguments(const Direct *self, PyObject *args, brought *call) {
   call->num_args = (int)count;
   call->first = NULL;
   call->api = NULL;
+  call->used = 0;
   for (int i = 0; i < call->num_args; i++) {
     PyObject *x = PyTuple_GetItem(args, i);
     int found = find_kind(self, x->type);
@@ -280,7 +346,7 @@ static bool fits(const entry *e, const brought *call) {
     return false;
   for (int i = 0; i < call->num_args; i++) {
     const expected *want = &e->args[i];
-    if (want->kind != call->kinds[i]) return false;
+    if (want->kind != call->kinds[i] || (want->written && call->read_only[i])) return false;
     if (want->ndim >= 0 && !fits_tensor(e, want, call, &call->tensors[i])) return false;
   }
   return true;
@@ -312,18 +378,19 @@ static int64_t size_of(const source *s, const brought *call) {
   return s->dim < 0 ? call->scalars[s->arg] : call->tensors[s->arg].shape[s->dim];
 }
 
-/* (sizes, strides) of a compact tensor. */
+/* The sizes, and what goes with them: by default the strides of a compact tensor. */
 static PyObject *pack_sizes(const output *out, const brought *call) {
-  PyObject *pair = PyTuple_New(2), *sizes = PyTuple_New(out->ndim), *strides = PyTuple_New(out->ndim);
+  bool strided = out->second == Py_None;
+  PyObject *pair = PyTuple_New(2), *sizes = PyTuple_New(out->ndim), *strides = PyTuple_New(strided ? out->ndim : 0);
   int64_t step = 1;
   bool whole = pair && sizes && strides;
   for (int d = out->ndim - 1; whole && d >= 0; d--) {
     int64_t size = size_of(&out->sizes[d], call);
-    PyObject *size_object = PyLong_FromLongLong(size), *step_object = PyLong_FromLongLong(step);
+    PyObject *size_object = PyLong_FromLongLong(size), *step_object = strided ? PyLong_FromLongLong(step) : NULL;
     step *= size > 1 ? size : 1;
-    whole = size_object && step_object;
+    whole = size_object && (step_object || !strided);
     PyTuple_SetItem(sizes, d, size_object);
-    PyTuple_SetItem(strides, d, step_object);
+    if (strided) PyTuple_SetItem(strides, d, step_object);
   }
   if (!whole) {
     Py_DecRef(pair);
@@ -331,22 +398,29 @@ static PyObject *pack_sizes(const output *out, const brought *call) {
     Py_DecRef(strides);
     return NULL;
   }
+  if (!strided) {
+    Py_DecRef(strides);
+    Py_IncRef(strides = out->second);
+  }
   PyTuple_SetItem(pair, 0, sizes);
   PyTuple_SetItem(pair, 1, strides);
   return pair;
 }
 
 /* A new tensor in `objects[param]`, described in `tensor`; false for anything unexpected. */
-static bool allocate(const Direct *self, const output *out, const brought *call, PyObject **objects, DLTensor *tensor) {
+static bool allocate(const Direct *self, const output *out, brought *call, PyObject **objects, DLTensor *tensor) {
+  bool read_only;
   PyObject *args = out->constant ? out->call : pack_sizes(out, call);
   if (!args) return false;
-  PyObject *made = PyObject_Call(out->make, args, out->kwargs);
+  PyObject *made = PyObject_Call(out->make, args, out->kwargs == Py_None ? NULL : out->kwargs);
   if (!out->constant) Py_DecRef(args);
   objects[out->param] = made;
   if (!made) return false;
   int found = find_kind(self, made->type);
   /* Another type comes where torch is told to make other tensors, by a mode for instance. */
-  return found >= 0 && self->kinds[found].api == call->api && call->api->dltensor_from_py_object_no_sync(made, tensor) == 0;
+  if (found < 0 || self->kinds[found].api != call->api) return false;
+  return call->api ? call->api->dltensor_from_py_object_no_sync(made, tensor) == 0
+                   : self->kinds[found].form == ARRAY && read_array(self, made, call, tensor, &read_only);
 }
 
 /* Running */
@@ -413,11 +487,11 @@ static int run(const brought *call, void *handle, TVMFFIAny *packed, int num_par
 }
 
 static void pack_argument(TVMFFIAny *packed, form form, DLTensor *tensor, int64_t scalar) {
-  static const int32_t types[] = {kTVMFFIDLTensorPtr, kTVMFFIInt, kTVMFFIFloat, kTVMFFIBool};
+  static const int32_t types[] = {kTVMFFIDLTensorPtr, kTVMFFIInt, kTVMFFIFloat, kTVMFFIBool, kTVMFFIDLTensorPtr};
   packed->type_index = types[form];
   packed->zero_padding = 0;
   packed->v_int64 = scalar; /* a float's bits */
-  if (form == EXCHANGED) packed->v_ptr = tensor;
+  if (form == EXCHANGED || form == ARRAY) packed->v_ptr = tensor;
 }
 
 /* Sizes and strides as they are now: the tensor is another's, who may resize it while the function runs. */
@@ -540,6 +614,7 @@ static bool read_expected(entry *e, words *from, const brought *call) {
     want->kind = call->kinds[i];
     want->param = (int16_t)next(from);
     want->strided = next(from);
+    want->written = next(from);
     want->ndim = (int16_t)tensor->ndim;
     want->first = size;
     if (want->param < 0 || want->param >= e->num_params) return false;
@@ -559,10 +634,11 @@ static bool read_outputs(entry *e, words *from, PyObject *outputs) {
   source *s = e->sources;
   for (int i = 0; i < e->num_outputs; i++) {
     output *out = &e->outputs[i];
-    PyObject *whole, *maker, *kwargs;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(outputs, i), "OOO", &maker, &whole, &kwargs)) return false;
+    PyObject *whole, *maker, *second, *kwargs;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(outputs, i), "OOOO", &maker, &whole, &second, &kwargs)) return false;
     Py_IncRef(out->make = maker);
     Py_IncRef(out->call = whole);
+    Py_IncRef(out->second = second);
     Py_IncRef(out->kwargs = kwargs);
     out->constant = whole != Py_None;
     out->param = (int16_t)next(from);
@@ -719,6 +795,12 @@ static int init_direct(PyObject *object, PyObject *args, PyObject *kwargs) {
   PyObject *slow, *fail;
   (void)kwargs;
   if (!PyArg_ParseTuple(args, "OO", &slow, &fail)) return -1;
+  PyObject *gradient = PyUnicode_InternFromString("requires_grad"), *array = PyUnicode_InternFromString("__array_struct__");
+  if (!gradient || !array) return -1;
+  set_owned(&self->wants_gradient, gradient);
+  set_owned(&self->array_struct, array);
+  Py_DecRef(gradient);
+  Py_DecRef(array);
   set_owned(&self->slow, slow);
   set_owned(&self->fail, fail);
   return 0;
@@ -729,10 +811,6 @@ static PyObject *use_torch(PyObject *object, PyObject *args) {
   Direct *self = (Direct *)object;
   PyObject *grad_enabled, *is_negative, *bound;
   if (!PyArg_ParseTuple(args, "OOO", &grad_enabled, &is_negative, &bound)) return NULL;
-  PyObject *name = PyUnicode_InternFromString("requires_grad");
-  if (!name) return NULL;
-  set_owned(&self->wants_gradient, name);
-  Py_DecRef(name);
   set_owned(&self->grad_enabled, grad_enabled);
   set_owned(&self->is_negative, is_negative);
   self->fast_grad_enabled = plain_function(grad_enabled, bound->type);
@@ -761,8 +839,9 @@ static int traverse(PyObject *object, visitproc visit, void *arg) { return visit
 
 static int clear(PyObject *object) {
   Direct *self = (Direct *)object;
-  PyObject *held[] = {self->slow, self->fail, self->wants_gradient, self->grad_enabled, self->is_negative};
-  self->slow = self->fail = self->wants_gradient = self->grad_enabled = self->is_negative = NULL;
+  PyObject *held[] = {self->slow,         self->fail,        self->wants_gradient, self->array_struct,
+                      self->grad_enabled, self->is_negative};
+  self->slow = self->fail = self->wants_gradient = self->array_struct = self->grad_enabled = self->is_negative = NULL;
   forget(self);
   for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_DecRef(held[i]);
   while (self->num_bindings) {
@@ -784,7 +863,7 @@ static void dealloc(PyObject *object) {
 }
 
 /* A new type. The version in the name is that of the Python side's calls and of add's words. */
-TLAOT_EXPORT PyObject *tlaot_direct_type_1(void) {
+TLAOT_EXPORT PyObject *tlaot_direct_type_2(void) {
   static PyMethodDef methods[] = {
       {"know", know, METH_VARARGS, NULL},           {"add", add, METH_VARARGS, NULL},
       {"bind", bind, METH_VARARGS, NULL},           {"use_torch", use_torch, METH_VARARGS, NULL},

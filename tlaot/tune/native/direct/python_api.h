@@ -82,6 +82,7 @@ PyObject *PyDict_GetItem(PyObject *dict, PyObject *key);
 PyObject *PyLong_FromLongLong(long long value);
 long long PyLong_AsLongLong(PyObject *object);
 double PyFloat_AsDouble(PyObject *object);
+void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
 char *PyBytes_AsString(PyObject *bytes);
 Py_ssize_t PyBytes_Size(PyObject *bytes);
 PyCFunction PyCFunction_GetFunction(PyObject *function);
