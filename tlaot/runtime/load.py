@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from .places import (
     variants_of,
 )
 from .refusal import check_factory_names, refuse_binding
-from .region import Range, find_ranges
+from .region import Range, Regions, find_ranges
 from .seen import note
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ class Kernel(CallPath):
         self._policy = policy
         self._folders = {id(variant): folder for variant, folder in located}
         self._modules: dict[Path, Any] = {}
+        self._regions = Regions()
 
     def bind(self, **factory_args: Any) -> Kernel:
         """The kernel with arguments of its factory fixed: ``causal = kernels.attention.bind(causal=True)``.
@@ -300,6 +302,7 @@ class Kernel(CallPath):
                 raise CallError(self._where, what, "Bind the kernel that is not bound.")
         made: Kernel = object.__new__(self._plain)
         vars(made).update(vars(self))
+        made._regions = Regions()
         made.factory_args = {**self.factory_args, **factory_args}
         made.variants = tuple(v for v in self.variants if wants_factory_args(v, factory_args))
         CallPath.__init__(made, self._where, made.variants or self._all)
@@ -393,6 +396,10 @@ class Kernel(CallPath):
 
     def _decide(self, args: tuple[Any, ...]) -> Decision | Caller:
         call = describe(self._where, args, self._strides)
+        known: Decision | None = self._regions.find(args, call)
+        if known is not None:
+            note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(known.variant))
+            return replace(known, call=call)
         try:
             variant = self._pick(call, self.factory_args)
         except DispatchError as error:
@@ -410,7 +417,10 @@ class Kernel(CallPath):
             better = companions_for(self._homes, place.capability, variant.target) if place.capability else ()
             say_once(self._where, variant, call.device[1], retuned=retuned, companions=better)
         way = None if plain is None else self._way_of(variant)
-        ranges = None if way is None else self._ranges_of(call, variant)
+        ranges = self._ranges_of(call, variant) if way is not None or variant.buckets else None
+        if ranges is not None:
+            # The library is told but once.
+            self._regions.add(args, call, ranges, Decision(call, variant, function, plain, ranges))
         return Decision(call, variant, function, plain, ranges, way)
 
     def _ranges_of(self, call: Described, variant: Variant) -> list[list[Range]] | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..manifest import Param, Variant
 from .buckets import find_bucket
 from .dispatch import Argument, Place, find_mismatches, given_params
 
-__all__ = ["Range", "find_ranges"]
+if TYPE_CHECKING:
+    from .call import Described
+
+__all__ = ["Range", "Regions", "find_ranges"]
 
 _MOST = 2**63 - 1
 
@@ -161,3 +165,43 @@ def _spread(
         first = named[want][0]
         out.append(Range(*ranges[want], *(first if first != (i, d) else (-1, 0))))
     return out
+
+
+class Regions:
+    """Decisions, each with the sizes that it holds for: a call with new sizes is described and looked up, and not decided anew.
+
+    Used by several threads; a decision that is lost by that is made again.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, tuple[tuple[Sequence[Sequence[Range]], Any], ...]] = {}
+
+    def add(self, args: Sequence[Any], call: Described, ranges: Sequence[Sequence[Range]], decision: Any) -> None:
+        """Keep a decision."""
+        key = _kind_of(args, call)
+        # Without those that it may have been made beside, by another thread.
+        others = tuple(one for one in self._found.get(key, ())[:_MOST_REGIONS] if one[0] != ranges)
+        self._found[key] = ((ranges, decision), *others)
+
+    def find(self, args: Sequence[Any], call: Described) -> Any:
+        """The decision for a call; None where there is none yet."""
+        for ranges, decision in self._found.get(_kind_of(args, call), ()):
+            if all(map(_inside, ranges, call.arguments, itertools.repeat(call.arguments))):
+                return decision
+        return None
+
+
+# Of one kernel, for arguments of the same types: buckets and fixed sizes make no more.
+_MOST_REGIONS = 255
+
+
+def _kind_of(args: Sequence[Any], call: Described) -> Hashable:
+    """What a decision depends on but sizes."""
+    return call.device, *map(type, args), *((a.dtype, None if a.shape is None else len(a.shape)) for a in call.arguments)
+
+
+def _inside(ranges: Sequence[Range], argument: Argument, every: Sequence[Argument]) -> bool:
+    for size, (low, high, arg, dim) in zip(argument.shape or (), ranges, strict=True):
+        if not low <= size <= high or (arg >= 0 and (every[arg].shape or ())[dim] != size):
+            return False
+    return True
