@@ -45,7 +45,7 @@ frontend = "tilelang"
 factory = "sample_pkg.cuda:matmul"
 shapes = [{{ N = 4096, K = 4096 }}]
 dynamic = {{ M = [1, 16, 64, 256, 1024, 4096, 16384] }}
-configs = "sample_pkg.cuda:matmul_configs"
+configs = "sample_pkg.serving:matmul_configs"
 reference = "sample_pkg.reference:matmul"
 out-idx = [-1]
 """,

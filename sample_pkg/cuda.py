@@ -30,21 +30,12 @@ _VECTOR = 8
 def matmul_configs(M: int, N: int, K: int) -> list[Config]:
     """Configs of :func:`matmul`; the first is the usual tutorial's.
 
-    Large results get wider tiles too, which feed Hopper's tensor cores better. Few rows get low and narrow ones: reading B takes all
-    the time there is, and all multiprocessors.
+    Large results get wider tiles too, which feed Hopper's tensor cores better.
     """
     keys = ("block_M", "block_N", "block_K", "num_stages", "threads")
     space = list(itertools.product((64, 128), (64, 128), (32, 64), (2, 3), (128, 256)))
     if M * N >= 2048 * 2048:
         space += [(128, 256, 64, 3, 256), (128, 256, 64, 4, 256), (128, 128, 64, 4, 256)]
-    if M <= 256:
-        space += [
-            (16, 64, 64, 4, 128),
-            (16, 32, 128, 4, 128),
-            (32, 64, 64, 4, 128),
-            (64, 32, 64, 4, 128),
-            (64, 64, 64, 4, 128),
-        ]
     first = (128, 128, 32, 3, 128)
     space.sort(key=lambda values: values != first)
     return [dict(zip(keys, values, strict=True)) for values in space]

@@ -398,7 +398,9 @@ class Kernel(CallPath):
         call = describe(self._where, args, self._strides)
         known: Decision | None = self._regions.find(args, call)
         if known is not None:
-            note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(known.variant))
+            note(
+                self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(known.variant)
+            )
             return replace(known, call=call)
         try:
             variant = self._pick(call, self.factory_args)

@@ -197,7 +197,11 @@ _MOST_REGIONS = 255
 
 def _kind_of(args: Sequence[Any], call: Described) -> Hashable:
     """What a decision depends on but sizes."""
-    return call.device, *map(type, args), *((a.dtype, None if a.shape is None else len(a.shape)) for a in call.arguments)
+    return (
+        call.device,
+        *map(type, args),
+        *((a.dtype, None if a.shape is None else len(a.shape)) for a in call.arguments),
+    )
 
 
 def _inside(ranges: Sequence[Range], argument: Argument, every: Sequence[Argument]) -> bool:
