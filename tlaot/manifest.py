@@ -13,12 +13,13 @@ import hashlib
 import json
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .errors import PackageError
 from .layout import Entries, lay_out, read_layout
+from .plain import record
 
 __all__ = [
     "BUCKETS_VERSION",
@@ -60,7 +61,7 @@ _REBUILD = "Reinstall the package; if you built it, build it again."
 _RESEAL = f"{_REBUILD} If it was changed on purpose (strip, patchelf...), accept that with: tlaot seal PATH"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Param:
     """One parameter of a kernel, in the order of the kernel's own signature.
 
@@ -81,7 +82,7 @@ class Param:
     written: bool = False
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class FileDigest:
     """SHA-256 (hex) and size in bytes of one shipped file."""
 
@@ -89,7 +90,7 @@ class FileDigest:
     size: int
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Bucket:
     """A range of sizes of a dynamic kernel that a variant serves.
 
@@ -106,7 +107,7 @@ class Bucket:
     bound: float | None = None
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Variant:
     """One compiled kernel: a target, a workload and the config that won there.
 
@@ -147,7 +148,7 @@ class Variant:
     buckets: tuple[Bucket, ...] = ()
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Kernel:
     """All packaged variants of one kernel name."""
 
@@ -155,7 +156,7 @@ class Kernel:
     variants: tuple[Variant, ...]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Manifest:
     """What one package ships.
 

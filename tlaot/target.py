@@ -12,9 +12,9 @@ do not write it: a spec's ``ptx = true`` adds it, and manifests and locks name i
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from .errors import SpecError
+from .plain import record
 
 __all__ = [
     "CPU_LEVELS",
@@ -50,7 +50,7 @@ _TEGRA = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (8, 8), (10, 1), (11, 0)})
 _FIRST_OF_SUFFIX = {"": (0, 0), "a": (9, 0), "f": (10, 0)}
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Target:
     """One thing to compile for.
 

@@ -8,11 +8,12 @@ the arguments by a function that was made for their types (``make_probe``), a co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import CallError
 from ..manifest import Param, Variant
+from ..plain import record
 from .dispatch import Argument, Place, given_params
 from .framework import Allocate, Framework, Function, Own
 from .frameworks import framework_of
@@ -33,7 +34,7 @@ Caller = Callable[[tuple[Any, ...]], Any]
 Probe = Callable[[tuple[Any, ...]], Any]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Described:
     """A call's arguments as plain data.
 

@@ -11,9 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from ..plain import record
 
 __all__ = ["GROUP", "Companion", "find_companions", "normal_name", "version_of"]
 
@@ -22,7 +23,7 @@ _INFO = (".dist-info", ".egg-info")
 _LARGEST = 1 << 20
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Companion:
     """One entry point of the group.
 

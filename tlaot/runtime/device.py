@@ -6,10 +6,10 @@ import ctypes
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from ..errors import LoadError, SpecError
+from ..plain import record
 from ..target import DLPACK_CUDA
 from .dispatch import Place
 
@@ -30,7 +30,7 @@ _CAPABILITY_MINOR = 76
 _SHARED_MEMORY = 97
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class CudaDevice:
     """A CUDA device as the driver describes it.
 

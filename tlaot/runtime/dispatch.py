@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
 from ..manifest import Param, Variant
+from ..plain import record
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, read_target
 from .buckets import find_bucket, spell_range
 
@@ -38,7 +38,7 @@ Sizes: TypeAlias = tuple[int | str, ...]
 _MOST_BUCKETS = 4
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Place:
     """Where a call runs.
 
@@ -68,7 +68,7 @@ class Place:
         return f"cuda:{self.device_id}" if self.device_type == DLPACK_CUDA else f"device type {self.device_type}"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Argument:
     """What dispatch knows of one argument.
 
@@ -86,7 +86,7 @@ class Argument:
         return self.dtype if self.shape is None else f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Rejection:
     """Why one variant does not fit.
 

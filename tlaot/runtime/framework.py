@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CallError
 from ..manifest import Param
+from ..plain import record
 from .dispatch import Argument
 
 __all__ = [
@@ -35,7 +35,7 @@ Part = str | Callable[[Any], Hashable]
 Own = tuple[int, Param, Any]
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Framework:
     """How to treat the arguments of one framework.
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypeAlias
 
 from ..manifest import FileDigest, Variant
+from ..plain import record
 from .call import Caller, Described, Probe, make_callers, make_probe
 from .direct import Direct, direct_type
 from .dispatch import copies
@@ -29,7 +29,7 @@ _MOST_CALLERS = 4096
 _MOST_BOUND = 256
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Way:
     """Where a package's ``direct.so`` is.
 
@@ -42,7 +42,7 @@ class Way:
     digest: FileDigest
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Decision:
     """What a call runs.
 

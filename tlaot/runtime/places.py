@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import DispatchError, LoadError, PackageError
 from ..manifest import FOLDER, MANIFEST_NAME, Manifest, Variant, open_manifest
+from ..plain import record
 from ..target import read_target
 from .companions import GROUP, Companion, find_companions, normal_name, version_of
 from .locate import archive_of, explain_absence, package_folders
@@ -45,7 +45,7 @@ OVERLAY_VARIABLE = "TLAOT_OVERLAY"
 Folders: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
-@dataclass(frozen=True)
+@record(frozen=True)
 class Home:
     """A folder that has kernels.
 
