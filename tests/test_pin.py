@@ -13,6 +13,7 @@ from fixtures_runtime import compile_kernel, tensor, variant, write_package
 
 import tlaot
 from tlaot.errors import CallError, DispatchError, SpecError
+from tlaot.manifest import Bucket
 from tlaot.runtime import saying
 from tlaot.runtime.pin import read_pins
 
@@ -108,3 +109,22 @@ def test_what_is_no_pin(load: Callable[..., Any], text: str) -> None:
         load(text)
     with pytest.raises(SpecError, match="names add twice"):
         read_pins("pk", {"TLAOT_PIN": "add=x:1;pk.add=y:2"})
+
+
+def test_a_variant_of_a_dynamic_kernel_is_pinned_beyond_its_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is what is to be compared; sizes that no variant serves are the pin's, too."""
+    params = [tensor(name, 4, "n", written=name == "C") for name in "ABC"]
+    built = []
+    for label, (ends, block) in enumerate((((1, 8), 64), ((9, 32), 128))):
+        one = variant("add", params, [2], {"N": "n"}, buckets=(Bucket({"n": ends}),))
+        one = dataclasses.replace(one, config={"block": block}, path=f"add/{block}")
+        built.append((one, compile_kernel(3, 0b100, label=label * 100)))
+    write_package(tmp_path, "pk_pin_dynamic", {"add": built})
+    monkeypatch.delenv("TLAOT_PIN", raising=False)
+    free = tlaot.load("pk_pin_dynamic", path=tmp_path)
+    assert [ran(free, n) for n in (4, 16)] == [0, 1]
+    monkeypatch.setenv("TLAOT_PIN", "add=block:128")
+    with pytest.warns(RuntimeWarning, match="has calls run llvm:x86-64 .* with block:128"):
+        assert [ran(tlaot.load("pk_pin_dynamic", path=tmp_path), n) for n in (4, 16, 64)] == [1, 1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import re
 import threading
@@ -14,6 +15,7 @@ from native.programs import SET_DEVICE, build, drive, host_program, lowered, ten
 
 import tlaot
 from tlaot.errors import CallError, LoadError
+from tlaot.manifest import Bucket
 from tlaot.runtime import binary
 from tlaot.target import read_target
 from tlaot.tune.frontends.lowered import DeviceKernel
@@ -203,6 +205,20 @@ def test_the_cpu(cpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu.add(a, a, N=4, twin=True)[0] == 3
     with pytest.raises(LoadError, match="cuda:0"):
         cpu.preload("cuda:0")
+
+
+def test_every_variant_of_a_dynamic_kernel(tmp_path: Path) -> None:
+    """Each serves sizes of its own; of two targets those of the better one."""
+    params = [tensor(name, 4, "n", written=name == "C") for name in "ABC"]
+    built = []
+    for target in ("llvm:x86-64", "llvm:x86-64-v2"):
+        for first in (1, 9):
+            one = variant("add", params, [2], {"N": "n"}, target, buckets=(Bucket({"n": (first, first + 7)}),))
+            one = dataclasses.replace(one, path=f"{one.path}/{first}")
+            built.append((one, compile_kernel(3, 0b100, level=2, label=len(built))))
+    write_package(tmp_path, "pre_dynamic", {"add": built})
+    done = tlaot.load("pre_dynamic", path=tmp_path).preload()
+    assert [one.target for one in done.binaries] == ["llvm:x86-64-v2"] * 2
 
 
 def _preload_in_child(kernels: Any, queue: Any) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LoadError
 from ..manifest import Variant
 from ..runtime.dispatch import find_mismatches
+from ..runtime.workload import infer_workloads
 from ..target import read_target
 from .args import TensorSupplyType
 from .kernel import TunedKernel
@@ -57,19 +58,21 @@ def make_kernel(miss: Miss, variants: Sequence[Variant]) -> Callable[..., Any]:
         raise LoadError(
             miss.kernel, 'the package does not say how its kernels are made, which "jit" needs', "Build it again."
         )
-    if not miss.workloads:
+    # A kernel of just these sizes: for any, inputs of some would have to be made up.
+    workloads = infer_workloads(variants, miss.arguments, miss.factory_args, fixed=True)
+    if not workloads:
         raise LoadError(
             miss.kernel,
             "the packaged variants do not tell which workload these arguments are of",
             f"Name the factory's arguments by keyword.\n{miss.error}",
         )
-    for workload in miss.workloads:
+    for workload in workloads:
         kernel = _tuned(miss, variants, made_by, workload)
         if not any(find_mismatches(kernel.variants[0], miss.arguments, miss.place, {})):
             return functools.partial(_call, kernel)
     raise LoadError(
         miss.kernel,
-        f"the kernel of {dict(miss.workloads[-1])} does not take these arguments either",
+        f"the kernel of {workloads[-1]} does not take these arguments either",
         f"Name the factory's arguments by keyword.\n{miss.error}",
     )
 

@@ -441,17 +441,18 @@ class Kernel(CallPath):
         if not self._all:
             factory_args = {}  # whatever they are: the companion that knows them is not installed
         place = self._place(call, factory_args)
-        variants: Sequence[Variant] = self._all
         pin = None if self._policy is None else self._policy.pins.get(self.name)
         if pin is not None:
             from .pin import pinned
 
-            variants = pinned(self._where, variants, call.arguments, place, factory_args, pin)
+            by_hand = pinned(self._where, self._all, call.arguments, place, factory_args, pin)
+            if by_hand is not None:
+                return by_hand
         try:
-            chosen = pick_variant(self._where, variants, call.arguments, place, factory_args)
+            chosen = pick_variant(self._where, self._all, call.arguments, place, factory_args)
         except DispatchError as error:
             raise self._name_companions(error, place) from None
-        if self._overlay is None or pin is not None:
+        if self._overlay is None:
             return chosen
         return self._overlay.replace(self.name, self._all, chosen, call.arguments, place, factory_args)
 

@@ -82,6 +82,8 @@ def answer(
     nearest = nearest_variants(variants, arguments, place, factory_args)
     workloads = infer_workloads(nearest, arguments, factory_args)
     line = "" if not workloads else f"shapes = [{spell_toml(workloads[0])}]"
+    if any(dict(v.shape) in workloads for v in variants):
+        line = error.remedy.partition("\n")[0]  # it is packaged, for other sizes
     made: Replacement | None = None
     outcome = "miss"
     try:

@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import CallError, SpecError
 from ..manifest import Variant
-from .dispatch import Argument, Place, describe_call, resolve, spell_workload
+from .choose import merit_of
+from .dispatch import Argument, Place, describe_call, find_mismatches, spell_workload
 from .policy import PIN_VARIABLE
+from .refusal import check_factory_names
 from .saying import warn_once
 
 __all__ = ["Pin", "pinned", "read_pins"]
@@ -62,17 +65,18 @@ def pinned(
     place: Place,
     factory_args: Mapping[str, Any],
     pin: Pin,
-) -> Sequence[Variant]:
-    """The variants that a pin leaves for a call: of one config and workload, for one or more targets.
+) -> Variant | None:
+    """The variant that a pin has a call run, for the best of its targets; None for a call that no variant fits.
 
-    Nothing is left out of a call that no variant fits; that is not the pin's to say.
+    A variant of a dynamic kernel may be pinned for sizes that another one serves.
 
     Raises:
         CallError: Variants fit the call, and none has what the pin says, or those of several configs or workloads.
     """
-    fitting, _ = resolve(variants, arguments, place, factory_args)
+    check_factory_names(where, variants, factory_args)
+    fitting = [v for v in variants if not any(find_mismatches(replace(v, buckets=()), arguments, place, factory_args))]
     if not fitting:
-        return variants
+        return None
     left = [variant for variant in fitting if all(_has(variant, name, value) for name, value in pin.items())]
     said = ",".join(f"{name}:{value}" for name, value in pin.items())
     if not left:
@@ -89,8 +93,9 @@ def pinned(
             f"several variants that fit {describe_call(arguments, place)} have {said}:\n{listed}",
             "Say more of the one that is meant.",
         )
-    warn_once(("pin", where, said), f"{where}: {PIN_VARIABLE} has calls run {_spell(left[0])}, whatever is faster")
-    return left
+    chosen = max(left, key=lambda v: merit_of(v, place))
+    warn_once(("pin", where, said), f"{where}: {PIN_VARIABLE} has calls run {_spell(chosen)}, whatever is faster")
+    return chosen
 
 
 def _has(variant: Variant, name: str, value: str) -> bool:

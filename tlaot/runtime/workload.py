@@ -26,7 +26,7 @@ _DTYPE = -1
 
 
 def infer_workloads(
-    variants: Sequence[Variant], arguments: Sequence[Argument], factory_args: Mapping[str, Any]
+    variants: Sequence[Variant], arguments: Sequence[Argument], factory_args: Mapping[str, Any], fixed: bool = False
 ) -> list[dict[str, Any]]:
     """The workloads that a call may be of; none where the packaged variants do not tell, several where they leave it open.
 
@@ -34,6 +34,7 @@ def infer_workloads(
         variants: Variants of the kernel, the nearest to the call first: what no size tells is taken from it.
         arguments: The call's arguments.
         factory_args: Arguments of the factory that the caller named.
+        fixed: Give a size that is symbolic in every variant the number that it has in the call.
     """
     alike = [v for v in variants if _is_alike(v, arguments)]
     alike = [v for v in alike if v.shape.keys() == alike[0].shape.keys()]
@@ -45,7 +46,7 @@ def infer_workloads(
     for name, value in alike[0].shape.items():
         if name in factory_args:
             choices.append([factory_args[name]])
-        elif not at[name] or _is_open(name, alike, at[name]):
+        elif not at[name] or (not fixed and _is_open(name, alike, at[name])):
             choices.append([value])
         else:
             # As arguments are named mostly: the first of them by the first size.
