@@ -210,6 +210,16 @@ def test_what_is_remembered_has_a_limit(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(counts(k)) <= 8
 
 
+def test_ranges_are_told_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many other decisions that all are forgotten."""
+    monkeypatch.setattr(direct_module, "_MOST_TOLD", 4)
+    k = load(tmp_path, adding("m", m="m"), *(adding(n, label=n, m=n) for n in range(1, 9)))
+    for _ in range(3):
+        for n in (*range(1, 9), 10, 11):
+            assert k(ones(n), ones(n)).sum() == n * (2 + (n if n < 9 else 0))
+    assert any(shape == {"m": "m"} and count for shape, count in counts(k))
+
+
 def test_a_file_that_is_not_the_one_that_was_packaged(tmp_path: Path) -> None:
     write_package(tmp_path, PACKAGE, {"k": [adding(4)]})
     file = next(tmp_path.rglob("direct.so"))

@@ -425,6 +425,10 @@ class Kernel(CallPath):
             self._regions.add(args, call, ranges, Decision(call, variant, function, plain, ranges))
         return Decision(call, variant, function, plain, ranges, way)
 
+    def _forget(self) -> None:
+        super()._forget()
+        self._regions = Regions()
+
     def _ranges_of(self, call: Described, variant: Variant) -> list[list[Range]] | None:
         """The other sizes that a decision holds for; an overlay and a pin decide for single sizes."""
         if self._overlay is not None or (self._policy is not None and self.name in self._policy.pins):

@@ -207,8 +207,12 @@ class CallPath:
         if direct.full:
             # What is kept here would not be told again.
             direct.forget()
-            self._callers.clear()
+            self._forget()
         direct.tell(args, decision.call, decision.variant, decision.plain, self._strides, decision.ranges)
+
+    def _forget(self) -> None:
+        """Have every call decided anew."""
+        self._callers.clear()
 
     def _go_direct(self, kind: Any) -> Direct:
         """Have calls of this object go to one of the library's."""

@@ -188,7 +188,9 @@ def _extend_range(variants: Sequence[Variant], arguments: Sequence[Argument]) ->
     sizes, ranges = bind_sizes(first, arguments), measured_range(own)
     outside = [name for name, (low, high) in ranges.items() if not low <= sizes.get(name, -1) <= (high or math.inf)]
     told = ", ".join(f"{name} = {sizes.get(name)} is outside of {spell_range(ranges[name])}" for name in outside)
-    declared = first.properties.get("dynamic") or {name: [low, high] for name, (low, high) in ranges.items()}
+    declared = first.properties.get("dynamic") or {
+        name: [n for n in ends if n is not None] for name, ends in ranges.items()
+    }
     line = ", ".join(
         f"{name} = {sorted({*known, *([sizes[name]] if name in outside and sizes.get(name) else [])})}"
         for name, known in declared.items()
