@@ -110,13 +110,9 @@ def _find_spec(options: argparse.Namespace, whats: list[str]) -> Spec | None:
 
 def _flops(work: Work, spec: Spec | None) -> str | None:
     for kernel in spec.kernels if spec is not None else ():
-        flops: str | None = getattr(kernel, "flops", None)
-        if (
-            kernel.name == work.kernel
-            and flops is not None
-            and _is_of(work, [str(target) for target in kernel.targets])
-        ):
-            return flops
+        targets = [str(target) for target in kernel.targets]
+        if kernel.name == work.kernel and kernel.flops is not None and _is_of(work, targets):
+            return kernel.flops
     return None
 
 

@@ -17,6 +17,7 @@ from ..tune.groups import Group, all_groups, lacking_device, lacking_frontend
 from ..tune.locks.lock import LOCK_NAME, Key, Lock, key_of
 from ..tune.locks.lock_file import read_lock
 from ..tune.shipping.floors import first_cuda
+from ..tune.specs.dynamic import open_shape
 from ..tune.specs.spec import KernelSpec, Spec
 from ..tune.survey import fits_present
 from .item import MISSING, NOTE, OK, Item, Verdict
@@ -134,7 +135,7 @@ def _evidence(group: Group, held: set[Key]) -> str | None:
 def _is_held(kernel: KernelSpec, target: str, held: set[Key]) -> bool:
     if isinstance(kernel.shapes, str):
         return any(key[:2] == (kernel.name, target) for key in held)
-    return all(key_of(kernel.name, target, shape) in held for shape in kernel.shapes)
+    return all(key_of(kernel.name, target, open_shape(kernel.dynamic, shape)) in held for shape in kernel.shapes)
 
 
 def _lacks(group: Group, here: Surroundings, isolated: Isolated | None, held: set[Key], lock: Lock) -> list[Gap]:

@@ -70,11 +70,13 @@ class Bucket:
         config: The variant's config.
         sizes: First and last size of each open dimension; the last is None where there is no end.
         regret: How many times the best time it takes where it is worst, among the sizes that were measured.
+        ms: Times at the first and the last size; None where they were not measured.
     """
 
     config: Mapping[str, Any]
     sizes: Mapping[str, tuple[int, int | None]]
     regret: float | None = None
+    ms: tuple[float | None, float | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -158,17 +160,18 @@ def gather(whats: Sequence[str]) -> tuple[list[Source], list[Work]]:
         path = Path(what)
         if path.suffix == ".lock" or _is_records(path):
             found = _read_entries(path)
-            sources.append(Source("records" if path.is_dir() else "lock", str(path), len(found)))
+            sources.append(Source("records" if path.is_dir() else "lock", _label(path), len(found)))
             # What is named first counts.
             entries = {**{entry.key: entry for entry in found}, **entries}
         else:
             shipped = list(_read_variants(what))
-            sources.append(Source("package", what, len(shipped)))
+            sources.append(Source("package", _label(path), len(shipped)))
             for kernel, variant in shipped:
                 variants.setdefault(key_of(kernel, variant.target, variant.shape), (kernel, []))[1].append(variant)
     keys = dict.fromkeys([*entries, *variants])
     works = [_unite(entries.get(key), *variants.get(key, ("", []))) for key in keys]
-    return sources, sorted(works, key=lambda work: (work.kernel, work.target, _order(work.shape)))
+    # Stand-ins, of which there is less to see, after what was measured.
+    return sources, sorted(works, key=lambda work: (work.kernel, work.ms is None, work.target, _order(work.shape)))
 
 
 def _order(shape: Mapping[str, Any]) -> list[tuple[str, str, float, str]]:
@@ -177,6 +180,11 @@ def _order(shape: Mapping[str, Any]) -> list[tuple[str, str, float, str]]:
         (name, "", float(value), "") if isinstance(value, (int, float)) else (name, "x", 0.0, str(value))
         for name, value in sorted(shape.items())
     ]
+
+
+def _label(path: Path) -> str:
+    """What the page calls it: nothing of the folders of whoever wrote the page."""
+    return "build/tlaot/records" if path.is_dir() and _is_records(path) else path.name
 
 
 def _is_records(path: Path) -> bool:
@@ -213,9 +221,9 @@ def _unite(entry: Entry | None, kernel: str, variants: Sequence[Variant]) -> Wor
     params = first.params if first is not None else ()
     signature = "" if first is None else describe_params(first)
     buckets = tuple(
-        Bucket(variant.config, dict(bucket.sizes), bucket.regret)
+        Bucket(variant.config, dict(bucket.sizes), bucket.regret, bucket.ms)
         for variant in variants
-        for bucket in getattr(variant, "buckets", ())
+        for bucket in variant.buckets
     )
     if entry is None:
         assert first is not None
@@ -247,7 +255,7 @@ def _unite(entry: Entry | None, kernel: str, variants: Sequence[Variant]) -> Wor
                 sized.winner,
                 None if sized.reference is None else sized.reference.latency,
             )
-            for sized in getattr(entry, "sizes", ())
+            for sized in entry.sizes
         ),
         buckets=buckets,
     )
@@ -284,7 +292,7 @@ def _of_variant(kernel: str, variant: Variant, size: int | None, buckets: tuple[
 
 
 def _try(tried: Tried, index: int, entry: Entry) -> Try:
-    parts = [part.config for part in getattr(entry, "parts", ())] or [entry.ships]
+    parts = [part.config for part in entry.parts] or [entry.ships]
     config = dict(tried.config)
     roles = (
         *(("fastest",) if config == dict(entry.winner) else ()),

@@ -27,9 +27,13 @@
     return getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   }
 
+  const palette = { "@accent": 1, "@good": 1, "@warn": 1, "@muted": 1, "@text": 1 };
+
+  // A specification's places, and the names of colours, replaced; other text that begins so is an author's.
   function filled(value, fill) {
     if (typeof value === "string" && value.startsWith("@")) {
-      return value in fill ? fill[value] : colour(value.slice(1));
+      if (Object.hasOwn(fill, value)) return filled(fill[value], {});
+      return Object.hasOwn(palette, value) ? colour(value.slice(1)) : value;
     }
     if (Array.isArray(value)) return value.map((item) => filled(item, fill));
     if (value !== null && typeof value === "object") {
@@ -47,7 +51,7 @@
       font,
       view: { stroke: line },
       axis: {
-        labelColor: text, titleColor: faint, gridColor: line, domainColor: line, tickColor: line, titleFontWeight: "normal",
+        labelColor: text, titleColor: faint, gridColor: line, gridOpacity: 0.7, domainColor: line, tickColor: line, titleFontWeight: "normal",
         labelFontSize: 12, titleFontSize: 12, ...(narrow ? { labelLimit: 110, titleLimit: 240 } : {}),
       },
       legend: { labelColor: text, titleColor: faint, labelFontSize: 12, labelLimit: narrow ? 260 : 420 },
@@ -60,10 +64,10 @@
     const plot = data.plots[Number(place.dataset.plot)];
     const width = place.clientWidth;
     if (!width) return;
-    const legend = { orient: "top", columns: width < 480 ? 1 : 4, title: null };
+    const legend = { orient: "top", columns: width < 480 ? 1 : 4, title: null, symbolOpacity: 1 };
     const spec = filled(data.kinds[plot.kind], { "@legend": legend, ...plot.fill });
     // Names beside the axis leave nothing of a phone's width: there the rank stands for them.
-    if (plot.kind === "landscape" && width < 480) {
+    if (plot.kind.startsWith("landscape") && width < 480) {
       spec.encoding.y = { ...spec.encoding.y, field: "rank", axis: { ...spec.encoding.y.axis, labelLimit: 40 }, title: "rank" };
     }
     const result = await vegaEmbed(
@@ -73,7 +77,6 @@
         description: plot.alt,
         data: { values: plot.values },
         ...(plot.height ? { height: plot.height } : {}),
-        autosize: { type: "fit-x", contains: "padding" },
       },
       { mode: "vega-lite", actions: false, ast: true, renderer: "svg", config: config(width), tooltip: { theme: root.dataset.theme } },
     );

@@ -86,10 +86,7 @@ def _text(value: object) -> str:
 
 
 def _header(title: str, sources: Sequence[Source]) -> str:
-    told = ", ".join(
-        f"<code>{_text(source.label)}</code> ({counted(source.count, 'entry').replace('entrys', 'entries')})"
-        for source in sources
-    )
+    told = ", ".join(f"<code>{_text(source.label)}</code> ({counted(source.count, 'variant')})" for source in sources)
     return (
         f"<header><div><h1>{_text(title)}</h1><p class=faint>From {told}</p></div>"
         '<button type="button" id="theme" aria-label="Change colours">Dark</button></header>'
@@ -166,28 +163,40 @@ def _ratio(other: float | None, own: float | None) -> _Cell:
     return _number(other / own, f"{other / own:.2f}x") if other and own else _number(None, "")
 
 
-def _share(rate: float | None, share: float | None, scale: float, unit: str) -> _Cell:
+def _count(number: float) -> str:
+    """``2.147 G``, before a unit."""
+    for prefix, power in (("P", 15), ("T", 12), ("G", 9), ("M", 6)):
+        if number >= 10**power:
+            return f"{number / 10**power:.4g} {prefix}"
+    return f"{number:,.6g} "
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 else f"{share:.1%}"
+
+
+def _share(work: Work, rate: float | None, share: float | None, scale: float, unit: str) -> _Cell:
     if rate is None:
-        return _number(None, "", "unknown")
-    return _number(rate, f"{rate / scale:,.4g} {unit}" + (f" ({share:.0%})" if share is not None else ""))
+        return _number(None, "", "unknown" if work.ms else "")
+    return _number(rate, f"{rate / scale:,.4g} {unit}" + (f" ({_percent(share)})" if share is not None else ""))
 
 
 def _columns(work: Work, at: Place, number: int) -> dict[str, _Cell]:
     return {
         "Kernel": _Cell(f'<a href="#w{number}">{_text(work.kernel)}</a>', kind="short"),
         "Target": _Cell(_text(work.target), kind="short"),
-        "Shape": _Cell(_text(spell_shape(work.shape))),
+        "Shape": _Cell(_text(spell_shape(work.shape)), kind="shape"),
         "Time": _time(work.ms),
         "Spread": _number(work.spread, f"{work.spread or 0:.1%}"),
         "vs default": _ratio(work.default_ms, work.ms),
         "vs reference": _ratio(work.reference_ms, work.ms),
         "Tried": _number(len(work.tries) or None, str(len(work.tries))),
         "Failed": _number(len(work.failed) if work.tries else None, str(len(work.failed))),
-        "Bandwidth": _share(work.ms and at.bandwidth, at.of_bandwidth, 1e9, "GB/s"),
-        "Rate": _share(work.ms and at.rate, at.of_rate, 1e12, "TFLOP/s"),
+        "Bandwidth": _share(work, at.bandwidth, at.of_bandwidth, 1e9, "GB/s"),
+        "Rate": _share(work, at.rate, at.of_rate, 1e12, "TFLOP/s"),
         "Size": _number(work.size, "" if work.size is None else spell_bytes(work.size)),
-        "Ships": _Cell(f"<code>{_text(spell_config(work.config))}</code>"),
-        "Note": _Cell(_text("; ".join(_notes(work)))),
+        "Ships": _Cell(f"<code>{_text(spell_config(work.config))}</code>", kind="config"),
+        "Note": _Cell(_text("; ".join(_notes(work))), kind="note"),
     }
 
 
@@ -246,7 +255,7 @@ def _workloads(works: Sequence[tuple[Work, Place]]) -> str:
     notes = "".join(f"<li>{_text(sentence)}</li>" for sentence in unknown)
     legend = (
         "<p class=faint>“vs default” is how many times the time of what ships the first config declared takes; “vs reference” the "
-        "same of the reference. Spread is the interquartile range over the median. Bandwidth counts each tensor of the signature once, a "
+        "same of the reference, which is there to be right, not fast. Spread is the interquartile range over the median. Bandwidth counts each tensor of the signature once, a "
         "lower bound; in brackets, the share of what the device's vendor gives.</p>"
     )
     return (
@@ -310,13 +319,11 @@ def _detail(work: Work, at: Place, number: int, plots: _Plots) -> str:
     time = "" if work.ms is None else f" — {spell_time(work.ms)}"
     summary = f"<strong>{_text(work.kernel)}</strong> {_text(spell_shape(work.shape))} <span class=faint>{_text(work.target)}</span>{time}"
     parts = [f"<p>{line}</p>" for line in _lines(work, at)]
-    parts.append(
-        plots.place(
-            landscape(work),
-            "Each config's median and interquartile range, the fastest on top"
-            + ("; the dashed line is the reference." if work.reference_ms else "."),
-        )
-    )
+    found = landscape(work)
+    dashed = found is not None and bool(found["fill"]["@reference"])
+    caption = "Each config's median and interquartile range, the fastest on top"
+    caption += "; the dashed line is the reference." if dashed else "."
+    parts.append(plots.place(found, caption))
     parts.append(
         plots.place(
             over_sizes(work),
@@ -329,6 +336,12 @@ def _detail(work: Work, at: Place, number: int, plots: _Plots) -> str:
 
 def _lines(work: Work, at: Place) -> Iterator[str]:
     ships = f"Ships <code>{_text(spell_config(work.config))}</code>"
+    count = len({spell_config(bucket.config) for bucket in work.buckets}) or sum(
+        "ships" in one.roles for one in work.tries
+    )
+    if count > 1:
+        yield f"Ships {count} variants, each for a range of sizes. Figures without a size are of the largest sizes declared."
+        ships = f"There <code>{_text(spell_config(work.config))}</code>"
     if work.ms is not None:
         ships += f": {spell_time(work.ms)}" + (f", spread {work.spread:.1%}" if work.spread is not None else "")
     against = [
@@ -362,15 +375,17 @@ def _name_first(device: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _position(at: Place) -> Iterator[str]:
     if at.bytes:
-        yield f"moves {spell_bytes(at.bytes)} at least"
+        yield f"Moves {spell_bytes(at.bytes)} at least"
     if at.bandwidth:
         yield f"{at.bandwidth / 1e9:,.4g} GB/s" + (
-            f", {at.of_bandwidth:.0%} of the memory's" if at.of_bandwidth is not None else ""
+            f", {_percent(at.of_bandwidth)} of the memory's" if at.of_bandwidth is not None else ""
         )
     if at.flops:
-        yield f"{at.flops:.4g} FLOPs"
+        yield f"{_count(at.flops)}FLOPs"
     if at.rate:
-        yield f"{at.rate / 1e12:,.4g} TFLOP/s" + (f", {at.of_rate:.0%} of the peak" if at.of_rate is not None else "")
+        yield f"{at.rate / 1e12:,.4g} TFLOP/s" + (
+            f", {_percent(at.of_rate)} of the peak" if at.of_rate is not None else ""
+        )
     if at.intensity:
         yield f"{at.intensity:.4g} FLOPs a byte"
     yield from (sentence.rstrip(".") for sentence in at.unknown)

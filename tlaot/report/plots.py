@@ -18,10 +18,15 @@ __all__ = ["KINDS", "landscape", "over_sizes", "roofline", "sizes", "spell_confi
 # Above this, configs have no room for names beside the axis; a table beside the plot has them.
 _MOST_NAMED = 48
 
-_ROLES = ["ships", "fastest", "default", "other"]
-# The page replaces these names by its colours.
-_COLOURS = {"domain": _ROLES, "range": ["@accent", "@good", "@warn", "@muted"]}
-_SHAPES = {"domain": _ROLES, "range": ["diamond", "triangle-up", "square", "circle"]}
+# What is marked in a plot of candidates, and how: colours by the page's names, and shapes, for those who see no colours.
+_ROLES = {
+    "ships": ("@accent", "diamond"),
+    "fastest": ("@good", "triangle-up"),
+    "default": ("@warn", "square"),
+    "other": ("@muted", "circle"),
+}
+_COLOURS = {"domain": "@roles", "range": "@colours"}
+_SHAPES = {"domain": "@roles", "range": "@shapes"}
 
 _TIME = {"field": "time", "type": "quantitative"}
 _TOOLTIP = [
@@ -31,7 +36,7 @@ _TOOLTIP = [
     {"field": "role", "title": "is"},
 ]
 
-_LANDSCAPE = {
+_LANDSCAPE: dict[str, Any] = {
     "width": "container",
     "encoding": {"y": {"field": "@y", "type": "@ytype", "sort": None, "title": "@names", "axis": "@axis"}},
     "layer": [
@@ -45,7 +50,7 @@ _LANDSCAPE = {
                     "scale": {"zero": False, "nice": True},
                 },
                 "x2": {"field": "high"},
-                "color": {"field": "role", "scale": _COLOURS, "legend": None},
+                "color": {"field": "role", "scale": _COLOURS, "legend": "@legend"},
             },
         },
         {
@@ -57,6 +62,13 @@ _LANDSCAPE = {
                 "tooltip": _TOOLTIP,
             },
         },
+    ],
+}
+
+_WITH_REFERENCE = {
+    **_LANDSCAPE,
+    "layer": [
+        *_LANDSCAPE["layer"],
         {
             "data": {"values": "@reference"},
             "mark": {"type": "rule", "strokeDash": [5, 4], "color": "@text"},
@@ -64,13 +76,13 @@ _LANDSCAPE = {
         },
         {
             "data": {"values": "@reference"},
-            "mark": {"type": "text", "align": "left", "dx": 4, "dy": -6, "baseline": "top", "color": "@text"},
+            "mark": {"type": "text", "align": "left", "dx": 4, "dy": 2, "baseline": "top", "color": "@text"},
             "encoding": {"x": {"field": "time", "type": "quantitative"}, "y": {"value": 0}, "text": {"field": "label"}},
         },
     ],
 }
 
-_OVER_SIZES = {
+_RANGED: dict[str, Any] = {
     "width": "container",
     "height": 320,
     "layer": [
@@ -80,7 +92,7 @@ _OVER_SIZES = {
             "encoding": {
                 "x": {"field": "first", "type": "quantitative", "scale": {"type": "log"}},
                 "x2": {"field": "last"},
-                "color": {"field": "label", "legend": None},
+                "color": {"field": "label", "title": None, "legend": "@legend"},
                 "tooltip": [
                     {"field": "label", "title": "serves"},
                     {"field": "range", "title": "sizes"},
@@ -114,6 +126,8 @@ _OVER_SIZES = {
     ],
 }
 
+_OVER_SIZES = {**_RANGED, "layer": _RANGED["layer"][1:]}
+
 _ROOFLINE = {
     "width": "container",
     "height": 340,
@@ -137,10 +151,25 @@ _ROOFLINE = {
             },
         },
         {
+            "data": {"values": "@slope"},
+            # Below the slope there is room to the right of it.
+            "mark": {"type": "text", "align": "left", "dx": 10, "dy": 8, "color": "@text"},
+            "encoding": {
+                "x": {"field": "intensity", "type": "quantitative"},
+                "y": {"field": "rate", "type": "quantitative"},
+                "text": {"field": "roof"},
+            },
+        },
+        {
             "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
             "encoding": {
-                "x": {"field": "intensity", "type": "quantitative", "title": "FLOPs a byte, at the most"},
-                "y": {"field": "rate", "type": "quantitative", "title": "TFLOP/s"},
+                "x": {
+                    "field": "intensity",
+                    "type": "quantitative",
+                    "title": "FLOPs a byte, at the most",
+                    "axis": {"grid": False, "tickCount": 6},
+                },
+                "y": {"field": "rate", "type": "quantitative", "title": "TFLOP/s", "axis": {"grid": False}},
                 "color": {"field": "kernel", "title": None, "legend": "@legend"},
                 "shape": {"field": "kernel", "title": None, "legend": "@legend"},
                 "tooltip": [
@@ -156,7 +185,6 @@ _ROOFLINE = {
 
 _SIZES = {
     "width": "container",
-    "height": {"step": 22},
     "mark": {"type": "bar", "cornerRadiusEnd": 2},
     "encoding": {
         "y": {"field": "kernel", "type": "nominal", "title": None, "sort": "-x", "axis": {"labelLimit": 160}},
@@ -173,7 +201,9 @@ _SIZES = {
 
 KINDS: Mapping[str, Any] = {
     "landscape": _LANDSCAPE,
+    "landscape-reference": _WITH_REFERENCE,
     "over-sizes": _OVER_SIZES,
+    "over-sizes-ranges": _RANGED,
     "roofline": _ROOFLINE,
     "sizes": _SIZES,
 }
@@ -240,9 +270,9 @@ def landscape(work: Work) -> Plot | None:
         reference = [{"time": work.reference_ms * factor, "label": "reference"}]
     title = f"time, {unit.replace('us', 'µs')}"
     return {
-        "kind": "landscape",
+        "kind": "landscape-reference" if reference else "landscape",
         "values": values,
-        "height": {"step": 16} if named else 420,
+        "height": max(16 * len(timed), 60) if named else 420,
         "fill": {
             "@y": "config" if named else "rank",
             "@ytype": "nominal" if named else "quantitative",
@@ -250,6 +280,9 @@ def landscape(work: Work) -> Plot | None:
             "@axis": {"labelLimit": 220, "titleLimit": 420} if named else {"tickMinStep": 1},
             "@title": title,
             "@reference": reference,
+            "@roles": (roles := [role for role in _ROLES if any(value["role"] == role for value in values)]),
+            "@colours": [_ROLES[role][0] for role in roles],
+            "@shapes": [_ROLES[role][1] for role in roles],
         },
         "alt": f"Times of {len(timed)} configs of {work.kernel} for {spell_shape(work.shape)}, {unit}; the table below has them.",
     }
@@ -259,12 +292,8 @@ def over_sizes(work: Work) -> Plot | None:
     """Time over size of a dynamic workload: the configs that ship or win somewhere, the reference, and the ranges served."""
     if not work.sizes:
         return None
-    dims = list(work.sizes[0].sizes)
-    dim = max(dims, key=lambda name: len({one.sizes[name] for one in work.sizes}))
-    rest = [name for name in dims if name != dim]
-    # Of several open dimensions the others are at their largest.
-    largest = {name: max(one.sizes[name] for one in work.sizes) for name in rest}
-    shown = [one for one in work.sizes if all(one.sizes[name] == largest[name] for name in rest)]
+    dim, largest = _axis(work)
+    shown = [one for one in work.sizes if all(one.sizes[name] == size for name, size in largest.items())]
     names = varying(work.tries)
     kept = {index for index, one in enumerate(work.tries) if "ships" in one.roles} | {one.fastest for one in shown}
     unit, factor = unit_of([time for one in shown for time in one.times.values()])
@@ -288,17 +317,20 @@ def over_sizes(work: Work) -> Plot | None:
     buckets = [
         {
             "first": max(bucket.sizes[dim][0], 1),
-            "last": max(bucket.sizes[dim][1] or last, bucket.sizes[dim][0] + 1),
+            # The ranges meet: the next one begins one above the end of this one.
+            "last": min((bucket.sizes[dim][1] or last) + 1, last),
             "label": spell_config(bucket.config, names),
             "range": f"{bucket.sizes[dim][0]} to {bucket.sizes[dim][1] or 'all above'}",
             "regret": "not known" if bucket.regret is None else f"{bucket.regret:.3f} times",
         }
         for bucket in work.buckets
-        if dim in bucket.sizes and bucket.sizes[dim][0] <= last
+        if dim in bucket.sizes
+        and bucket.sizes[dim][0] <= last
+        and all(_holds(bucket.sizes.get(name), size) for name, size in largest.items())
     ]
     at = "".join(f", {name}={size}" for name, size in largest.items())
     return {
-        "kind": "over-sizes",
+        "kind": "over-sizes-ranges" if buckets else "over-sizes",
         "values": values,
         "fill": {
             "@buckets": buckets,
@@ -307,6 +339,17 @@ def over_sizes(work: Work) -> Plot | None:
         },
         "alt": f"Time of {work.kernel} over {dim} from {first} to {last}, of {len(kept)} configs.",
     }
+
+
+def _axis(work: Work) -> tuple[str, dict[str, int]]:
+    """The open dimension with the most sizes, and of the others the largest size of each."""
+    dims = list(work.sizes[0].sizes)
+    dim = max(dims, key=lambda name: len({one.sizes[name] for one in work.sizes}))
+    return dim, {name: max(one.sizes[name] for one in work.sizes) for name in dims if name != dim}
+
+
+def _holds(ends: tuple[int, int | None] | None, size: int) -> bool:
+    return ends is None or (ends[0] <= size and (ends[1] is None or size <= ends[1]))
 
 
 def roofline(works: Sequence[tuple[Work, Place]]) -> Iterator[tuple[str, Plot]]:
@@ -321,7 +364,7 @@ def roofline(works: Sequence[tuple[Work, Place]]) -> Iterator[tuple[str, Plot]]:
         roofs = [(width, peak.flops[width] / 1e12) for width in widths]
         slope = peak.bandwidth / 1e12
         most = max((rate for _, rate in roofs), default=max(peak.flops.values()) / 1e12)
-        low = min(at.intensity or 1.0 for _, at in found) / 3
+        low = min(*(at.intensity or 1.0 for _, at in found), most / slope / 4) / 2
         high = max(*(at.intensity or 1.0 for _, at in found), most / slope) * 4
         roof = [{"roof": "memory", "intensity": x, "rate": x * slope} for x in (low, most / slope)]
         roof += [{"roof": width, "intensity": x, "rate": rate} for width, rate in roofs for x in (rate / slope, high)]
@@ -331,7 +374,7 @@ def roofline(works: Sequence[tuple[Work, Place]]) -> Iterator[tuple[str, Plot]]:
             for width, rate in roofs
         ]
         middle = (low * (most / slope)) ** 0.5
-        names.append({"roof": f"memory, {slope:.3g} TB/s", "intensity": middle, "rate": middle * slope})
+        aside = [{"roof": f"memory, {slope:.3g} TB/s", "intensity": middle, "rate": middle * slope}]
         values = []
         for work, at in found:
             intensity, rate = at.intensity or 1.0, (at.rate or 0.0) / 1e12
@@ -351,7 +394,7 @@ def roofline(works: Sequence[tuple[Work, Place]]) -> Iterator[tuple[str, Plot]]:
             {
                 "kind": "roofline",
                 "values": values,
-                "fill": {"@roof": roof, "@names": names},
+                "fill": {"@roof": roof, "@names": names, "@slope": aside},
                 "alt": f"Roofline of {name}: {len(found)} workloads; the table above has their figures.",
             },
         )
@@ -376,4 +419,10 @@ def sizes(works: Sequence[Work]) -> Plot | None:
         for (kernel, target), found in sorted(totals.items())
     ]
     alt = f"Sizes of {len({value['kernel'] for value in values})} kernels by target."
-    return {"kind": "sizes", "values": values, "fill": {}, "alt": alt}
+    return {
+        "kind": "sizes",
+        "values": values,
+        "height": 24 * len({value["kernel"] for value in values}),
+        "fill": {},
+        "alt": alt,
+    }

@@ -6,18 +6,17 @@ Operations are what the spec says (``flops``); nobody can tell them from a signa
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..manifest import Param
+from ..tune.specs.arithmetic import evaluate
 from .evidence import Work
 
-__all__ = ["DEVICES", "Peak", "Place", "bytes_of", "flops_of", "place", "width_of"]
+__all__ = ["DEVICES", "Peak", "Place", "bytes_of", "place", "width_of"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def place(work: Work, flops: str | None, told: bool) -> Place:
         unknown.append("Bytes: a lock has no signatures; name the wheel or the package, too.")
     elif moved is None:
         unknown.append("Bytes: the signature has sizes that are not known.")
-    done = None if flops is None else flops_of(flops, sizes)
+    done = None if flops is None else evaluate(flops, sizes)
     if flops is None:
         unknown.append(
             'FLOPs: tltune.toml does not say (flops = "2*M*N*K").'
@@ -162,31 +161,3 @@ def width_of(params: tuple[Param, ...]) -> str:
         _bits(param.dtype) for param in inputs if param.dtype == "int8"
     ]
     return min((str(found) for found in bits if found in (8, 16, 32)), key=int, default="")
-
-
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
-
-
-def flops_of(expression: str, sizes: Mapping[str, Any]) -> float | None:
-    """The value of an expression of sizes, numbers and ``+ - * / // ( )``; None where it cannot be worked out."""
-
-    def value(node: ast.expr) -> float:
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            return float(str(node.value))
-        if isinstance(node, ast.Name) and type(sizes.get(node.id)) in (int, float):
-            return float(sizes[node.id])
-        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            return float(_BINARY[type(node.op)](value(node.left), value(node.right)))
-        raise ValueError(ast.dump(node))
-
-    try:
-        found = value(ast.parse(expression, mode="eval").body)
-    except (ValueError, SyntaxError, ArithmeticError, RecursionError):
-        return None
-    return found if 0 < found < math.inf else None

@@ -113,6 +113,7 @@ class KernelSpec:
         dynamic: Dimensions that the code leaves open, and the sizes at which it is tuned, ascending; ``shapes`` give the rest.
         outside: What becomes of other sizes, one of :data:`OUTSIDES`: an error, or they are served like the nearest that was measured.
         probes: How many sizes may be measured between each two declared ones.
+        flops: Operations of a workload as an expression of its shape, ``"2*M*N*K"``; for reports. None where nobody said.
         where: File and table, for messages.
     """
 
@@ -146,6 +147,7 @@ class KernelSpec:
     dynamic: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     outside: str = "error"
     probes: int = 16
+    flops: str | None = None
 
     @property
     def ptx_from(self) -> Target | None:

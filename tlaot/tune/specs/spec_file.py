@@ -17,6 +17,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...target import Target
+from .arithmetic import check_expression
 from .dynamic import open_shape, read_dynamic
 from .spec import BACKENDS, FRONTEND_TARGETS, ON_MISALIGNED, SEARCHES, Budget, KernelSpec, Profile, Spec
 from .spec_head import Head, assemble, read_head, read_max_slowdown, read_targets
@@ -112,7 +113,7 @@ def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
 _KERNEL_KEYS = (
     "name", "frontend", "factory", "targets", "shapes", "configs", "space", "inputs", "reference", "check", "out_idx",
     "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check", "deterministic",
-    "search", "budget", "ptx", "max_slowdown", "on_misaligned", "dynamic", "outside", "probes",
+    "search", "budget", "ptx", "max_slowdown", "on_misaligned", "dynamic", "outside", "probes", "flops",
 )  # fmt: skip
 
 
@@ -145,6 +146,7 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
     # What is dynamic may be all that there is to say of a kernel's shapes.
     shapes = ({},) if "dynamic" in keys and "shapes" not in keys else _read_shapes(keys.get("shapes"), where)
     dynamic = read_dynamic(keys, shapes, where)
+    flops = optional(keys, "flops", str, where, None)
     return KernelSpec(
         name=name,
         frontend=frontend,
@@ -174,6 +176,7 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
             optional(keys, "on_misaligned", str, where, "error"), "on_misaligned", ON_MISALIGNED, where
         ),
         **dynamic,
+        flops=None if flops is None else check_expression(flops, f"{where} flops"),
     )
 
 
