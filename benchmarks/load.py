@@ -184,8 +184,10 @@ def start(task: Sequence[str], folder: Path) -> Marks:
 
 def write_sum(folder: Path) -> str:
     """A package with one kernel for the CPU, ``matmul`` by name, that adds."""
+    import fixtures_runtime
     from fixtures_runtime import compile_kernel, tensor, variant, write_package
 
+    fixtures_runtime.has_direct = True  # as what is built
     params = [tensor(name, *SMALL, written=name == "C") for name in "ABC"]
     built = [(variant("matmul", params, [2], {"N": 8}), compile_kernel(3, 0b100))]
     write_package(folder, "load_sum", {"matmul": built})

@@ -151,6 +151,16 @@ def test_what_the_driver_refuses_is_told_in_its_words(package: Path, tmp_path: P
         assert words in said[1]
 
 
+@pytest.mark.parametrize("function", ["cuLibraryLoadData", "cuKernelSetAttribute"])
+def test_a_first_call_that_a_capture_forbids_says_to_preload(package: Path, tmp_path: Path, function: str) -> None:
+    """Whatever the driver's reason is: the way out is the same."""
+    script = "say(attempt(kernels.k, cuda(8), cuda(8)))"
+    _, (said,) = drive(PRELUDE + script, package, log=tmp_path / "log", fail=f"{function}:900", devices=CUDA_DEVICES)
+    assert said[0] == "RuntimeError"
+    assert "failed while a CUDA graph was captured: FAKE_ERROR_900" in said[1]
+    assert said[1].endswith("\nLoad the kernel before the capture: kernels.preload(), or a call.")
+
+
 def test_ptx_is_compiled_where_nothing_else_runs(package: Path, tmp_path: Path) -> None:
     """A device that has no machine code in the package: the driver's compiler runs ahead of the first call."""
     script = "say([b.target for b in kernels.preload(0).binaries])"

@@ -418,7 +418,7 @@ class Kernel(CallPath):
             retuned = self._overlay is not None and self._overlay.covers(place)
             better = companions_for(self._homes, place.capability, variant.target) if place.capability else ()
             say_once(self._where, variant, call.device[1], retuned=retuned, companions=better)
-        way = None if plain is None else self._way_of(variant)
+        way = None if plain is None else self.way_of(variant)
         ranges = self._ranges_of(call, variant) if way is not None or variant.buckets else None
         if ranges is not None:
             # The library is told but once.
@@ -436,7 +436,8 @@ class Kernel(CallPath):
         place = self._place(call, self.factory_args)
         return find_ranges(self._all, variant, call.arguments, place, self.factory_args)
 
-    def _way_of(self, variant: Variant) -> Way | None:
+    def way_of(self, variant: Variant) -> Way | None:
+        """The library of the variant's package that may take its calls; None where there is none."""
         if DIRECT not in variant.files:
             return None
         return Way(self._folders[id(variant)] / place_of(variant, DIRECT), variant.files[DIRECT])

@@ -18,6 +18,7 @@ from ..target import DLPACK_CPU, DLPACK_CUDA
 from .binary import PRELOAD
 from .choose import covers, merit_of
 from .device import cuda_place, current_cuda_device
+from .direct import direct_type
 from .dispatch import Place, refuse_place, spell_workload, target_of
 
 if TYPE_CHECKING:
@@ -150,6 +151,9 @@ def _load(kernel: Kernel, place: Place, only: Only) -> Iterator[Loaded]:
     for path, variants in by_path.items():
         one = variants[0]
         module = kernel.module_of(one)
+        way = kernel.way_of(one)
+        if way is not None:
+            direct_type(way.path, way.digest)
         code = _ready(f"{kernel.name} on {place}", module, place) if place.device_type == DLPACK_CUDA else None
         shapes = tuple(variant.shape for variant in variants)
         yield Loaded(kernel.name, one.target, shapes, path, one.files[EXECUTABLE].size, code)

@@ -101,6 +101,11 @@ static int driver_failed(CUresult error, const char *what) {
 
 static int setup_failed(CUresult error, const char *what) {
   const char *name = NULL, *text = NULL;
+  if (error >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && error <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) {
+    cu.GetErrorName(error, &name);
+    return tlaot_fail("RuntimeError", "%s: %s failed while a CUDA graph was captured: %s\nLoad the kernel before the capture: "
+                      "kernels.preload(), or a call.", tlaot_the_plan.kernel, what, name ? name : "unknown CUDA error");
+  }
   if (!is_ptx() || !compiler_log[0] || is_of_image(error) || cu.process != getpid()) return driver_failed(error, what);
   cu.GetErrorName(error, &name);
   cu.GetErrorString(error, &text);
@@ -263,7 +268,7 @@ static int allow_shared(const tlaot_device_kernel *kernel, tlaot_kernel_state *s
     if (!error) __atomic_store_n(allowed, (int32_t)bytes, __ATOMIC_RELEASE);
   }
   end_setup(mode);
-  return error ? driver_failed(error, "cuKernelSetAttribute (dynamic shared memory)") : 0;
+  return error ? setup_failed(error, "cuKernelSetAttribute (dynamic shared memory)") : 0;
 }
 
 static int allow_cluster(tlaot_kernel_state *state, CUkernel handle) {
@@ -276,7 +281,7 @@ static int allow_cluster(tlaot_kernel_state *state, CUkernel handle) {
   if (!error) error = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, handle, device);
   if (!error) __atomic_store_n(allowed, true, __ATOMIC_RELEASE);
   end_setup(mode);
-  return error ? driver_failed(error, "cuKernelSetAttribute (cluster size)") : 0;
+  return error ? setup_failed(error, "cuKernelSetAttribute (cluster size)") : 0;
 }
 
 /* A double in a 16-bit format with `mantissa` stored bits and this exponent bias; rounds once, to nearest even. */
