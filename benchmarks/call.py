@@ -114,9 +114,8 @@ def show(group: Group, found: Mapping[str, tuple[float, float]]) -> None:
             print(f"  {way} / {other}: {ratio:.2f}, aim {bound:g}: {'met' if ratio <= bound else 'MISSED'}")
 
 
-def write(kernels: Mapping[str, Any], direct: bool) -> Any:
-    """The kernels of a new package."""
-    folder = Path(tempfile.mkdtemp(prefix="call-"))
+def write(kernels: Mapping[str, Any], direct: bool, folder: Path) -> Any:
+    """The kernels of a new package, with ``direct.so`` or without."""
     fixtures_runtime.has_direct = direct
     package = f"call_{next(PACKAGES)}"
     write_package(folder, package, kernels)
@@ -156,9 +155,11 @@ def cpu_kernels() -> dict[str, Any]:
     }
 
 
-def cpu_groups(framework: str, make: Callable[..., Any], empty_like: Callable[..., Any], floor: Any) -> Iterator[Group]:
+def cpu_groups(
+    framework: str, make: Callable[..., Any], empty: Callable[..., Any], floor: Any, folder: Path
+) -> Iterator[Group]:
     """The ways on the CPU with the arrays of a framework."""
-    kernels, plain = write(cpu_kernels(), True), write(cpu_kernels(), False)
+    kernels, plain = write(cpu_kernels(), True, folder), write(cpu_kernels(), False, folder)
     nothing = floor["empty"]
     add, bare = kernels.add, bare_of(kernels.add)
     a, b, c = make(4, 8), make(4, 8), make(4, 8)
@@ -170,7 +171,7 @@ def cpu_groups(framework: str, make: Callable[..., Any], empty_like: Callable[..
         "tlaot without direct.so": lambda: plain.add(a, b, c),
         "tlaot, output allocated": lambda: add(a, b),
         "tlaot without direct.so, output allocated": lambda: plain.add(a, b),
-        "the framework's empty": lambda: empty_like(4, 8),
+        "the framework's empty": lambda: empty(4, 8),
         f"{framework}'s own a + b": lambda: a + b,
         **tilelang_on_cpu(a, b, c),
     }
@@ -237,7 +238,7 @@ def gpu_groups(floor: Any, folder: Path) -> Iterator[Group]:
     made = tlaot.par_compile(make, [{"which": name} for name in names], compile_args=CompileArgs(out_idx=[-1]))
     packed = {name: one.packed for name, one in zip(names, made, strict=True)}
     built = {name: [(rename(one.variant, name), one.contents["executable.so"])] for name, one in packed.items()}
-    kernels, plain = write(built, True), write(built, False)
+    kernels, plain = write(built, True, folder), write(built, False, folder)
     own = {name: tilelang.compile(make(name), target="cuda") for name in ("matmul", "many")}
     allocating = {name: tilelang.compile(make(name), out_idx=[-1], target="cuda") for name in ("matmul", "scale")}
     nothing, wait = floor["empty"], torch.cuda.synchronize
@@ -395,11 +396,11 @@ def groups(options: argparse.Namespace, folder: Path) -> Iterator[Group]:
     if importlib.util.find_spec("numpy"):
         import numpy
 
-        yield from cpu_groups("numpy", lambda *n: numpy.ones(n, "f4"), lambda *n: numpy.empty(n, "f4"), floor)
+        yield from cpu_groups("numpy", lambda *n: numpy.ones(n, "f4"), lambda *n: numpy.empty(n, "f4"), floor, folder)
     if importlib.util.find_spec("torch"):
         import torch
 
-        yield from cpu_groups("torch", lambda *n: torch.ones(n), lambda *n: torch.empty(n), floor)
+        yield from cpu_groups("torch", lambda *n: torch.ones(n), lambda *n: torch.empty(n), floor, folder)
     if not options.no_gpu and cuda_is_there():
         yield from gpu_groups(floor, folder)
 

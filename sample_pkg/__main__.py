@@ -112,6 +112,14 @@ def run_one(name: str, variant: Variant, args: list[Any]) -> dict[str, Any]:
     }
 
 
+def _size_of(variant: Variant, size: int | str) -> int:
+    """A size as it is, or where it is open the largest that the variant was measured at, of its first range."""
+    if isinstance(size, int):
+        return size
+    low, high = variant.buckets[0].sizes[size] if variant.buckets else (64, 64)
+    return low if high is None else high
+
+
 def make_inputs(variant: Variant) -> list[Any]:
     """Normally distributed inputs of a variant, the same on every run: numpy for the CPU, torch for CUDA."""
     random = np.random.default_rng(0)
@@ -119,7 +127,8 @@ def make_inputs(variant: Variant) -> list[Any]:
     for position, param in enumerate(variant.params):
         if position in variant.out_idx:
             continue
-        values = np.asarray(random.standard_normal(param.shape), dtype=np.float32)
+        sizes = [_size_of(variant, size) for size in param.shape or ()]
+        values = np.asarray(random.standard_normal(sizes), dtype=np.float32)
         if variant.target.startswith("cuda"):
             import torch
 

@@ -432,6 +432,7 @@ static PyObject *ask_slow(Direct *self, PyObject *args, PyObject *kwargs) {
 
 static PyObject *report(Direct *self, PyObject *args) {
   TVMFFIObjectHandle error = NULL;
+  if (PyErr_Occurred()) return NULL; /* of Python code that the function called */
   const char *kind = "RuntimeError", *message = "the kernel failed and does not say why";
   size_t kind_size = strlen(kind), message_size = strlen(message);
   TVMFFIErrorMoveFromRaised(&error);
