@@ -15,13 +15,45 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import TlaotError
-from . import cache, check, clean, completion, diff, doctor, include, inspect, lock, report, retune, seal, split, tune
+from . import (
+    cache,
+    check,
+    clean,
+    completion,
+    diff,
+    doctor,
+    include,
+    init,
+    inspect,
+    lock,
+    report,
+    retune,
+    seal,
+    split,
+    tune,
+)
 from .parser import Parser
 
 __all__ = ["main", "make_parser"]
 
 # By purpose: the machine; tuning; what was packaged; what tuning keeps; the command itself.
-_COMMANDS = (doctor, lock, tune, check, diff, inspect, report, seal, split, retune, include, cache, clean, completion)
+_COMMANDS = (
+    init,
+    doctor,
+    lock,
+    tune,
+    check,
+    diff,
+    inspect,
+    report,
+    seal,
+    split,
+    retune,
+    include,
+    cache,
+    clean,
+    completion,
+)
 
 _DESCRIPTION = "Tune kernels when a package is built, and look into what was packaged."
 _EXAMPLES = """\
