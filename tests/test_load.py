@@ -67,6 +67,14 @@ def test_kernels_by_attribute_item_and_iteration(package: Callable[..., Path]) -
     assert kernels.mul(*arrays())[0, 0] == 10
 
 
+def test_no_kernel_is_hidden_by_a_method() -> None:
+    """The spec refuses the names that are methods of the set of kernels."""
+    from tlaot.tune.specs.spec_file import _TAKEN
+
+    methods = {name for name in vars(tlaot.Kernels) if not name.startswith("_")}
+    assert methods == set(_TAKEN)
+
+
 def test_an_unknown_kernel_is_met_with_the_nearest(package: Callable[..., Path]) -> None:
     """By attribute AttributeError, by item KeyError, as Python expects of each."""
     package("pk_unknown")

@@ -199,6 +199,7 @@ WRONG = [
     (HEAD + "max-slowdwon = 1.05\n" + KERNEL, "did you mean 'max-slowdown'", "[tlaot]"),
     (HEAD + "max-slowdown = 0.95\n" + KERNEL, "at least 1, got 0.95", "[tlaot] max-slowdown"),
     (HEAD + KERNEL + "max-slowdown = inf\n", "is not a number", "(add) max_slowdown"),
+    (HEAD + KERNEL.replace('"add"', '"preload"'), "kernels.preload is a method", "(preload) name"),
     (HEAD + KERNEL + 'on-misaligned = "copi"\n', "did you mean 'copy'", "(add) on_misaligned"),
     (HEAD + 'ptx = "yes"\n' + KERNEL, "is not true or false", "[tlaot] ptx"),
     (HEAD + "ptx = true\n" + KERNEL, "no cuda target without a suffix", "(add) ptx"),

@@ -47,6 +47,8 @@ SPEC_NAME = "tltune.toml"
 # Of a dynamic kernel: what serves a range of sizes cannot be the fastest at each of them.
 _MAX_SLOWDOWN = 1.05
 
+# Methods of the object that a package's kernels are attributes of (tlaot.runtime.load.Kernels).
+_TAKEN = ("preload",)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SCALARS = (bool, int, float, str)
 
@@ -129,6 +131,8 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
         raise SpecError(
             f"{where} name", f"is not a public Python name, got {name!r}", "Users call it as kernels.<name>(...)."
         )
+    if name in _TAKEN:
+        raise SpecError(f"{where} name", f"kernels.{name} is a method of the loaded package", "Give it another name.")
     frontend = one_of(required(keys, "frontend", str, where), "frontend", tuple(FRONTEND_TARGETS), where)
     check = optional(keys, "check", bool, where, True)
     reference = callable_name(keys, "reference", where)
