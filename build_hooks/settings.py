@@ -34,6 +34,7 @@ KEYS = ("tune", "lock", "targets", "jobs", "keep")
 RUN_TIME_VARIABLES = (
     "TLAOT_NUM_THREADS",
     "TLAOT_ON_MISS",
+    "TLAOT_DIRECT",
     "TLAOT_OVERLAY",
     "TLAOT_PATH",
     "TLAOT_PIN",

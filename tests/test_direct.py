@@ -18,7 +18,7 @@ import pytest
 from fixtures_runtime import FLOAT32, compile_kernel, direct_way, scalar, tensor, variant, write_package  # noqa: F401
 
 import tlaot
-from tlaot.errors import CallError, DispatchError, PackageError
+from tlaot.errors import CallError, DispatchError, PackageError, SpecError
 from tlaot.manifest import digest_of
 from tlaot.runtime import direct as direct_module
 from tlaot.runtime.load import Kernel, Kernels
@@ -235,6 +235,61 @@ def test_a_library_of_another_interface(tmp_path: Path, monkeypatch: pytest.Monk
     for _ in range(3):
         assert k(ones(4), ones(4)).sum() == 8
     assert k._direct is None
+
+
+def test_forbidden_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLAOT_DIRECT", "0")
+    k = load(tmp_path, adding(4))
+    for _ in range(2):
+        assert k(ones(4), ones(4)).sum() == 8
+    assert k._direct is None
+    monkeypatch.setenv("TLAOT_DIRECT", "no")
+    with pytest.raises(SpecError, match="TLAOT_DIRECT: expected 0 or 1, got 'no'"):
+        load(tmp_path, adding(4))(ones(4), ones(4))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "int tlaot_direct_type_2(void) { return 0; } int other(void) { return 0; }",
+            "exports other, tlaot_direct_type_2",
+        ),
+        (
+            "int foreign(void); int tlaot_direct_type_2(void) { return foreign(); }",
+            "calls foreign, which neither Python",
+        ),
+    ],
+)
+def test_the_audit_looks_at_it(tmp_path: Path, source: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fixtures_runtime
+
+    from tlaot.audit.audit import audit_folder
+
+    def of_the_library(folder: Path) -> list[str]:
+        return [
+            f.what for f in audit_folder(folder / PACKAGE / "_tlaot", load=False).findings if "direct.so" in f.where
+        ]
+
+    write_package(tmp_path / "sound", PACKAGE, {"k": [adding(4)]})
+    assert not of_the_library(tmp_path / "sound")
+    (tmp_path / "x.c").write_text(source)
+    made = tmp_path / "x.so"
+    command = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-s",
+        "-nostartfiles",
+        "-Wl,-z,nodelete",
+        str(tmp_path / "x.c"),
+        "-o",
+        str(made),
+    ]
+    subprocess.run(command, check=True)
+    monkeypatch.setattr(fixtures_runtime, "direct_library", made.read_bytes)
+    write_package(tmp_path / "wrong", PACKAGE, {"k": [adding(4)]})
+    assert [what for what in of_the_library(tmp_path / "wrong") if says in what]
 
 
 def test_numpy(tmp_path: Path) -> None:

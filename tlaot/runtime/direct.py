@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import array
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import SpecError
 from ..manifest import DIRECT_TYPE, FileDigest, Param, Variant, verify_file
 from .binary import loading
 from .call import Described, bind_strides, bind_symbols
@@ -38,15 +40,25 @@ _types: dict[Path, Any] = {}
 
 
 def direct_type(path: Path, expected: FileDigest) -> Any | None:
-    """The type that a package's ``direct.so`` defines; None where this Python cannot use it.
+    """The type that a package's ``direct.so`` defines; None where this Python cannot use it, or ``TLAOT_DIRECT=0`` forbids it.
 
     Raises:
         PackageError: The file is missing, or is not what was packaged.
+        SpecError: ``TLAOT_DIRECT`` is neither 0 nor 1.
     """
     with loading():
         if path not in _types:
             _types[path] = _load_type(path, expected) if _is_usual_python() else None
-        return _types[path]
+        return _types[path] if _is_wanted() else None
+
+
+def _is_wanted() -> bool:
+    text = os.environ.get("TLAOT_DIRECT", "").strip()
+    if text not in ("", "0", "1"):
+        raise SpecError(
+            "TLAOT_DIRECT", f"expected 0 or 1, got {text!r}", "Write TLAOT_DIRECT=0 for calls through Python alone."
+        )
+    return text != "0"
 
 
 def _is_usual_python() -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from ..manifest import FileDigest, Variant
 from ..plain import record
+from .binary import loading
 from .call import Caller, Described, Probe, make_callers, make_probe
 from .direct import Direct, direct_type
 from .dispatch import copies
@@ -216,13 +217,20 @@ class CallPath:
 
     def _go_direct(self, kind: Any) -> Direct:
         """Have calls of this object go to one of the library's."""
-        own = self._plain
-        # Methods of the class as it is: looked up in the object, they would be what replaces them.
-        direct = self._direct = Direct(kind, MethodType(_answer, self), MethodType(_explain, self))
-        # A call of an object is a call of what its type has: a type of its own, without a Python function between.
-        content = {"__call__": direct.call, "__slots__": (), "__module__": own.__module__, "__doc__": own.__doc__}
-        self.__class__ = type(own.__name__, (own,), content)
-        return direct
+        with loading():
+            if self._direct is None:  # else another thread was first
+                own = self._plain
+                # Methods of the class as it is: looked up in the object, they would be what replaces them.
+                direct = self._direct = Direct(kind, MethodType(_answer, self), MethodType(_explain, self))
+                # A call of an object is a call of what its type has: a type of its own, without a Python function between.
+                content = {
+                    "__call__": direct.call,
+                    "__slots__": (),
+                    "__module__": own.__module__,
+                    "__doc__": own.__doc__,
+                }
+                self.__class__ = type(own.__name__, (own,), content)
+            return self._direct
 
 
 def _answer(self: CallPath, args: tuple[Any, ...], factory_args: Mapping[str, Any] | None) -> Any:
