@@ -117,6 +117,58 @@ def test_what_ships_is_said_for_the_package_or_for_a_kernel(tmp_path: Path) -> N
     assert [str(kernel.ptx_from) for kernel in spec.kernels] == ["cuda:sm_80", "None", "None"]
 
 
+def test_dynamic_dimensions(tmp_path: Path) -> None:
+    """Sizes to tune at beside the static rest, which may be nothing; one static shape may be declared beside them."""
+    text = KERNEL.replace(
+        "shapes = [{ N = 1024 }]", "shapes = [{ N = [1024, 2048] }]\ndynamic = { M = [1, 64], B = [2, 4] }"
+    )
+    fixed = KERNEL.replace("{ N = 1024 }", "{ N = 1024, M = 64, B = 2 }")
+    kernel, other = read(tmp_path, HEAD + text + fixed).kernels
+    assert kernel.dynamic == {"M": (1, 64), "B": (2, 4)} and kernel.shapes == ({"N": 1024}, {"N": 2048})
+    assert (kernel.outside, kernel.probes, kernel.max_slowdown) == ("error", 16, 1.05)
+    assert (other.dynamic, other.max_slowdown) == ({}, None)
+    text = KERNEL.replace("shapes = [{ N = 1024 }]", 'dynamic = { M = [1, 64] }\noutside = "clamp"\nprobes = 0')
+    (kernel,) = read(tmp_path, HEAD + text + "max-slowdown = 1.2\n").kernels
+    assert kernel.shapes == ({},)
+    assert (kernel.outside, kernel.probes, kernel.max_slowdown) == ("clamp", 0, 1.2)
+
+
+DYNAMIC_MISTAKES = [
+    ("dynamic = 5", "dynamic: is not a table, got 5"),
+    ("dynamic = {}", "dynamic: names no dimension"),
+    ("dynamic = { M = 64 }", "dynamic M: is not a list of whole numbers from 1 to 2^31 - 1, got 64"),
+    ("dynamic = { M = [0, 64] }", "dynamic M: is not a list of whole numbers from 1"),
+    ("dynamic = { M = [1.0, 64] }", "dynamic M: is not a list of whole numbers from 1"),
+    ("dynamic = { M = [true, 64] }", "dynamic M: is not a list of whole numbers from 1"),
+    ("dynamic = { M = [64] }", "dynamic M: needs two sizes at least, the ends of what is served, got [64]"),
+    ("dynamic = { M = [64, 1] }", "dynamic M: is not in ascending order, each size once, got [64, 1]\nWrite [1, 64]"),
+    ("dynamic = { M = [1, 64, 64] }", "dynamic M: is not in ascending order"),
+    ('dynamic = { "M-1" = [1, 64] }', "dynamic: 'M-1' is no argument of a factory"),
+    ("dynamic = { N = [1, 64] }", "dynamic: N is in shapes, too (N = 1024)\nTake it out of one"),
+    (
+        f"dynamic = {{ M = {list(range(1, 41))}, B = {list(range(1, 41))} }}",
+        "dynamic: the sizes of all dimensions multiply out to 1600 points, and each is measured; 256 are allowed",
+    ),
+    ('dynamic = { M = [1, 64] }\noutside = "clam"', "outside: unknown outside 'clam', did you mean 'clamp'?"),
+    ("dynamic = { M = [1, 64] }\nprobes = 2.5", "probes: is not a whole number of 0 to 256, got 2.5"),
+    ('outside = "clamp"', "outside: means nothing without dynamic dimensions"),
+    ("probes = 4", "probes: means nothing without dynamic dimensions"),
+]
+
+
+@pytest.mark.parametrize(("lines", "what"), DYNAMIC_MISTAKES, ids=[lines[:40] for lines, _ in DYNAMIC_MISTAKES])
+def test_a_mistake_in_what_is_dynamic(tmp_path: Path, lines: str, what: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(tmp_path, f"{HEAD}{KERNEL}{lines}\n")
+    assert f"tltune.toml [[kernel]] #1 (add) {what}" in str(caught.value)
+
+
+def test_one_dynamic_workload_is_declared_once(tmp_path: Path) -> None:
+    dynamic = "dynamic = { M = [1, 64] }\n"
+    with pytest.raises(SpecError, match=r"llvm:x86-64-v3 \{'N': 1024\} is declared already"):
+        read(tmp_path, HEAD + KERNEL + dynamic + KERNEL + dynamic.replace("64", "128"))
+
+
 def test_what_a_call_does_with_a_misaligned_argument(tmp_path: Path) -> None:
     """Refuse it, or copy it."""
     assert [k.on_misaligned for k in read(tmp_path, HEAD + KERNEL).kernels] == ["error"]

@@ -172,9 +172,9 @@ def _table(outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> str:
             words = ["dispatch's own"] if index == 0 else []
             words += ["taken"] if index == outcome.winner else []
             latency = f"{time.latency:.4g}" if isinstance(time, Timing) else "failed"
-            rows.append(
-                (_spell_call(outcome.contest), variant.target, spell_items(variant.shape), latency, ", ".join(words))
-            )
+            workload = spell_items(variant.shape)
+            workload += f" with {spell_items(variant.config)}" if variant.buckets else ""
+            rows.append((_spell_call(outcome.contest), variant.target, workload, latency, ", ".join(words)))
     lines = spell_table(("kernel", "target", "workload", "ms", ""), rows, right=("ms",))
     lines += [f"{_spell_call(o.contest)}: {note}" for o in outcomes for note in o.notes]
     lines += [

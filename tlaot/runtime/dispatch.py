@@ -109,6 +109,7 @@ def resolve(
     arguments: Sequence[Argument],
     place: Place,
     factory_args: Mapping[str, Any],
+    any_size: bool = False,
 ) -> tuple[list[Variant], list[Rejection]]:
     """Split variants into those that fit a call and those that do not, with every reason.
 
@@ -117,11 +118,14 @@ def resolve(
         arguments: The call's arguments in order, outputs included or left out.
         place: Where the call's tensors are.
         factory_args: Arguments of the factory that the caller named.
+        any_size: Whether a variant of a dynamic workload fits sizes that another one serves, too: somebody names it.
     """
     accepted: list[Variant] = []
     rejected: list[Rejection] = []
     for variant in variants:
         reasons = tuple(find_mismatches(variant, arguments, place, factory_args))
+        if any_size:
+            reasons = tuple(reason for reason in reasons if reason[0] != "size")
         if reasons:
             rejected.append(Rejection(variant, reasons))
         else:

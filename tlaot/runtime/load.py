@@ -319,7 +319,7 @@ class Kernel(CallPath):
     def weigh(
         self, arguments: Sequence[Argument], device: tuple[int, int], factory_args: Mapping[str, Any]
     ) -> tuple[Place, Variant, list[Variant]]:
-        """Where a call runs, the variant that it runs whatever an overlay says, and all that could run it.
+        """Where a call runs, the variant that it runs whatever an overlay says, and all that could run it, ranges of sizes aside.
 
         Args:
             arguments: The call's arguments.
@@ -331,7 +331,7 @@ class Kernel(CallPath):
         """
         place = self._place(Described(tuple(arguments), device, None, None, 0), factory_args)
         chosen = pick_variant(self._where, self.variants, arguments, place, factory_args)
-        return place, chosen, resolve(self.variants, arguments, place, factory_args)[0]
+        return place, chosen, resolve(self.variants, arguments, place, factory_args, any_size=True)[0]
 
     def binary_of(self, variant: Variant) -> Path:
         """Where the binary of one of the variants lies.

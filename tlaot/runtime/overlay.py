@@ -27,6 +27,7 @@ __all__ = [
     "VERSION",
     "Overlay",
     "digest_homes",
+    "identity_of",
     "name_device",
     "read_overlay",
     "spell_inputs",
@@ -36,8 +37,8 @@ __all__ = [
 VERSION = 1
 _LARGEST = 16 << 20
 
-# Kernel, workload and inputs -> target and shape of the variant to take.
-Choices = dict[tuple[str, str, tuple[str, ...]], tuple[str, str]]
+# Kernel, workload and inputs -> what tells the variant to take: see identity_of.
+Choices = dict[tuple[str, str, tuple[str, ...]], tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,16 @@ class Overlay:
         wanted = choices.get((kernel, workload_key(chosen.shape), spell_inputs(chosen, arguments))) if choices else None
         if wanted is None:
             return chosen
-        found = [v for v in variants if (v.target, workload_key(v.shape)) == wanted]
-        fitting, _ = resolve(found, arguments, place, factory_args)
+        found = [v for v in variants if identity_of(v) == wanted]
+        # Of a dynamic workload it may be one that serves other sizes by itself.
+        fitting, _ = resolve(found, arguments, place, factory_args, any_size=True)
         return fitting[0] if fitting else chosen
 
     def variants_of(self, kernel: str, variants: Sequence[Variant], place: Place) -> list[Variant]:
         """The variants of a kernel that calls on a device run in place of others."""
         choices = self.choices(name_device(place))
         wanted = {choice for (name, *_), choice in choices.items() if name == kernel}
-        return [v for v in variants if (v.target, workload_key(v.shape)) in wanted]
+        return [v for v in variants if identity_of(v) in wanted]
 
     def _read(self, device: str) -> Choices:
         section = self.devices.get(device)
@@ -105,7 +107,7 @@ class Overlay:
                     _text(choice["kernel"]),
                     workload_key(choice["workload"]),
                     tuple(_text(text) for text in choice["arguments"]),
-                ): (_text(choice["target"]), workload_key(choice["shape"]))
+                ): (_text(choice["target"]), workload_key(choice["shape"]), workload_key(choice.get("config", {})))
                 for choice in section["choices"]
             }
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -162,6 +164,11 @@ def spell_inputs(variant: Variant, arguments: Sequence[Argument]) -> tuple[str, 
 def workload_key(shape: Mapping[str, Any]) -> str:
     """A workload as text that is equal exactly where the workloads are."""
     return json.dumps(dict(shape), sort_keys=True, separators=(",", ":"))
+
+
+def identity_of(variant: Variant) -> tuple[str, str, str]:
+    """What tells a variant from a package's others of its kernel: target and workload; and the config, where several share its sizes."""
+    return variant.target, workload_key(variant.shape), workload_key(variant.config if variant.buckets else {})
 
 
 def digest_homes(homes: Sequence[Home]) -> str:

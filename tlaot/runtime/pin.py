@@ -86,6 +86,9 @@ def pinned(
             f"no variant that fits {describe_call(arguments, place)} has {said}; those that fit:\n{listed}",
             f"Correct {PIN_VARIABLE}, or unset it.",
         )
+    if len({(v.target, spell_workload(v)) for v in left}) < len(left):
+        # Where the pin does not tell the variants of a dynamic workload apart, the sizes do.
+        left = [v for v in left if not any(find_mismatches(v, arguments, place, factory_args))] or left
     if len({(repr(sorted(v.config.items())), spell_workload(v)) for v in left}) > 1:
         listed = "\n".join(f"  {_spell(variant)}" for variant in left)
         raise CallError(

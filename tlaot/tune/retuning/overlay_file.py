@@ -11,6 +11,7 @@ from typing import Any
 from ... import __version__
 from ...atomic import dump_json, write_atomically
 from ...errors import PackageError
+from ...manifest import Variant
 from ...runtime.overlay import VERSION, workload_key
 from ..children.child import Failed
 from ..measuring.timing import Timing
@@ -74,13 +75,18 @@ def _choice(outcome: Outcome) -> dict[str, Any]:
         "kernel": contest.kernel,
         "workload": dict(contest.workload),
         "arguments": list(contest.arguments),
-        "target": outcome.variant.target,
-        "shape": dict(outcome.variant.shape),
+        **_told_variant(outcome.variant),
         "times": [
-            {"target": variant.target, "shape": dict(variant.shape), **_told_time(time)}
+            {**_told_variant(variant), **_told_time(time)}
             for (variant, _), time in zip(contest.variants, outcome.times, strict=True)
         ],
     }
+
+
+def _told_variant(variant: Variant) -> dict[str, Any]:
+    """A variant by what tells it from the others, see :func:`~tlaot.runtime.overlay.identity_of`."""
+    config = {"config": dict(variant.config)} if variant.buckets else {}
+    return {"target": variant.target, "shape": dict(variant.shape), **config}
 
 
 def _told_time(time: Timing | Failed) -> dict[str, Any]:

@@ -309,7 +309,7 @@ def _workload(contest: Contest, options: Options) -> Workload:
         "workload": dict(contest.workload),
         "given": options.inputs,
     }
-    configs = tuple({"target": v.target, "shape": dict(v.shape)} for v, _ in contest.variants)
+    configs = tuple({"target": v.target, "shape": dict(v.shape), "config": dict(v.config)} for v, _ in contest.variants)
     return Workload(kernel, target, asked, configs)
 
 
