@@ -123,7 +123,10 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _row(entry: Entry, edited: bool) -> tuple[str, ...]:
-    place = (entry.kernel, entry.target, spell_items(entry.shape), spell_items(entry.ships) or "{}")
+    ships = spell_items(entry.ships) or "{}"
+    if len(entry.parts) > 1:  # of a dynamic workload others serve other sizes
+        ships += f" and {len(entry.parts) - 1} more"
+    place = (entry.kernel, entry.target, spell_items(entry.shape), ships)
     if entry.tuned_as is not None:
         return (*place, "", "", "", "", f"not measured: tuned as {entry.tuned_as}")
     tried = entry.tried(entry.ships)

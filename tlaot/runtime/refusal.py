@@ -104,10 +104,11 @@ def refuse_all(
             f"Outputs may be left out or passed as well: {'; or '.join(signatures[:4])}.",
         )
     nearest = sorted(rejected, key=lambda r: (len(r.reasons), _distance(r.variant, arguments)))
-    lines = [
+    shown = (
         f"  {r.variant.target} {spell_workload(r.variant)}: {'; '.join(text for _, text in r.reasons)}"
         for r in nearest[:_MOST_SHOWN]
-    ]
+    )
+    lines = list(dict.fromkeys(shown))  # variants of one dynamic workload may have the same against it
     if len(nearest) > _MOST_SHOWN:
         lines.append(f"  and {len(nearest) - _MOST_SHOWN} more that are further from it")
     remedy = _remedy(arguments, place, rejected)
