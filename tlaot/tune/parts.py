@@ -15,9 +15,11 @@ from typing import Any
 from ..errors import TuningError
 from ..manifest import Bucket
 from ..runtime.buckets import holds
+from .children.child import Failed
 from .groups import Work
 from .locks.lock import Entry, Part, Sized, latencies
 from .searching.buckets import Known, Point, Share, share_out
+from .searching.store import is_passing
 from .specs.dynamic import corners
 from .specs.plan import Workload, canonical
 from .specs.spec import KernelSpec
@@ -68,14 +70,15 @@ def known_of(sizes: Sequence[Sized], without: Collection[int] = ()) -> dict[Poin
 
 
 def wrong_somewhere(sizes: Sequence[Sized]) -> dict[int, tuple[Mapping[str, int], str]]:
-    """The configs that failed at a size, other than by taking too long, with the first such size and the reason.
+    """The configs that failed at a size, with the first such size and the reason; not those that took too long there, or that failed
+    for reasons of the machine's.
 
     One that is wrong at some size is not known to be right at others that nobody looked at: it serves none.
     """
     found: dict[int, tuple[Mapping[str, int], str]] = {}
     for sized in sizes:
         for index, (stage, reason) in sized.failed.items():
-            if "timed out" not in reason:
+            if "timed out" not in reason and not is_passing(Failed(stage, reason)):
                 found.setdefault(index, (sized.sizes, f"{stage}: {reason}"))
     return found
 
