@@ -36,28 +36,15 @@ from .parser import Parser
 
 __all__ = ["main", "make_parser"]
 
-# By purpose: the machine; tuning; what was packaged; what tuning keeps; the command itself.
+# By purpose: a start; tuning; what was packaged; what tuning keeps; the command itself.
 _COMMANDS = (
-    init,
-    doctor,
-    lock,
-    tune,
-    check,
-    diff,
-    inspect,
-    report,
-    seal,
-    split,
-    retune,
-    include,
-    cache,
-    clean,
-    completion,
-)
+    init, doctor, lock, tune, check, diff, inspect, report, seal, split, retune, include, cache, clean, completion,
+)  # fmt: skip
 
 _DESCRIPTION = "Tune kernels when a package is built, and look into what was packaged."
 _EXAMPLES = """\
 examples:
+  tlaot init
   tlaot inspect dist/my_package-1.0-py3-none-manylinux_2_5_x86_64.whl
   tlaot check dist/*.whl
   tlaot diff old.whl new.whl --max-slowdown 1.05
