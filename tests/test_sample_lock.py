@@ -64,14 +64,16 @@ def test_every_workload_has_machine_code_for_each_architecture(variants: dict[Pa
 
 
 def test_what_ships_is_what_the_lock_says(variants: dict[Path, Variant]) -> None:
-    entries = read_lock(ROOT / "tltune.lock").entries
-    mine = {key: entry for key, entry in entries.items() if entry.target in TARGETS}
-    assert sum(len(entry.parts) or 1 for entry in mine.values()) == len(variants)
+    entries = read_lock(ROOT / "tltune.lock").entries.values()
+    promised = {(entry.target, str(sorted(entry.shape.items()))) for entry in entries if entry.target in TARGETS}
+    assert promised == {(v.target, str(sorted(v.shape.items()))) for v in variants.values()}
     for variant in variants.values():
         measured = variant.target == "cuda:sm_90a"
         assert variant.tuned["device"] == "NVIDIA H200" and variant.tuned["sm_count"] == 132
         assert variant.tuned.get("as") == (None if measured else "cuda:sm_90a")
         assert (variant.latency["latency"] is not None) is measured
+        for bucket in variant.buckets:
+            assert (None not in bucket.ms and bucket.regret is not None) is measured
 
 
 def test_the_audit_has_nothing_to_say(wheel: Path, capsys: pytest.CaptureFixture[str]) -> None:
