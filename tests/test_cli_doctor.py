@@ -192,6 +192,25 @@ def test_a_build_that_would_package_nothing(doctor: Doctor) -> None:
     assert "does not ask for tlaot: pip wheel packages no kernels" in said
 
 
+def test_a_search_that_needs_optuna(doctor: Doctor) -> None:
+    Path("tltune.toml").write_text(SPEC.format(head="") + 'search = "optuna"\n')
+    status, said = doctor(replace(READY, versions={"setuptools": "80"}))
+    assert status == 1
+    assert 'pip install "tlaot[search]"' in said[said.index("to be mended") :]
+    assert doctor()[0] == 0
+
+
+def test_what_the_project_has_no_use_for_is_not_advised(doctor: Doctor) -> None:
+    """Of a project for the CPU: no GPU, nothing of CUDA; where there is no project, everything."""
+    kernel = '[[kernel]]\nname = "k"\nfrontend = "tvm"\nfactory = "pkg.kernels:k"\ncheck = false\nshapes = { N = 64 }\n'
+    Path("tltune.toml").write_text(f'[tlaot]\npackage = "pkg"\ntargets = ["llvm"]\n{kernel}')
+    here = without("torch", "tilelang", gpus=())
+    status, said = doctor(here, requires="tlaot[tvm]")
+    assert status == 0 and "where it is wanted" not in said
+    Path("tltune.toml").unlink()
+    assert 'tilelang: pip install "tlaot[tilelang]"' in doctor(here, requires=None)[1]
+
+
 def test_a_processor_below_the_target(doctor: Doctor) -> None:
     head = (
         '[[kernel]]\nname = "sub"\nfrontend = "tvm"\nfactory = "pkg.kernels:sub"\ncheck = false\nshapes = { N = 64 }\n'

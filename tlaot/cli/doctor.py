@@ -143,7 +143,7 @@ def _remedies(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[st
     wanted: dict[str, list[str]] = {}
     for name, remedy in (
         *((verdict.target, remedy) for verdict in verdicts if verdict.state == "note" for _, remedy in verdict.lacks),
-        *((item.name, item.remedy) for item in items if item.state == "note"),
+        *((item.name, item.remedy) for item in items if item.state == "note" and _matters(item, verdicts)),
     ):
         if remedy and remedy not in needed:
             wanted.setdefault(remedy, []).append(name)
@@ -154,6 +154,24 @@ def _remedies(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[st
                 yield f"  {', '.join(dict.fromkeys(names))}: {_one_line(remedy) or 'see above'}"
             yield ""
     yield _summary(verdicts, bool(needed))
+
+
+def _matters(item: Item, verdicts: Sequence[Verdict]) -> bool:
+    """Whether the project in this folder has a use for what is missing; where there is none, everything may be wanted."""
+    if not verdicts or item.area == "project":
+        return True
+    cuda = any(verdict.target.startswith("cuda") for verdict in verdicts)
+    frontends = {verdict.frontend for verdict in verdicts}
+    uses = {
+        "GPU": cuda,
+        "nvcc": cuda,
+        "NVRTC": cuda,
+        "torch": cuda,
+        "tilelang": "tilelang" in frontends,
+        "apache-tvm": "tvm" in frontends,
+        "optuna": False,  # a spec that asks for it has it among what its targets lack
+    }
+    return uses.get(item.name, True)
 
 
 def _summary(verdicts: Sequence[Verdict], failed: bool) -> str:

@@ -68,6 +68,7 @@ def look_at_pyproject(project: Path) -> tuple[Isolated, list[Item]]:
             names.setdefault(match[1].lower().replace("_", "-"), set()).update(re.findall(r"[\w-]+", match[2] or ""))
     extras = names.get("tlaot", set())
     brought = {FRONTENDS[name][1] for name in extras if name in FRONTENDS} | (extras & {"torch"})
+    brought |= {"optuna"} if "search" in extras else set()
     asks, backend = "tlaot" in names, system.get("build-backend")
     if "backend-path" in system and table.get("name") == "tlaot":
         asks, backend = True, _OWN_BACKEND  # this repository's own: the same, from the source tree
@@ -163,6 +164,12 @@ def _lacks(group: Group, here: Surroundings, isolated: Isolated | None, held: se
     lacks += _or_none(lacking_frontend(group, installed))
     lacks += _lacking_compiler(group.target, here, isolated)
     if _evidence(group, held) is None:
+        optuna = "optuna" in (here.versions if isolated is None else isolated.distributions)
+        if not optuna and not (isolated and isolated.everything) and any(k.search == "optuna" for k in group.kernels):
+            remedy = (
+                'pip install "tlaot[search]"' if isolated is None else 'add "tlaot[search]" to [build-system] requires'
+            )
+            lacks.append(('search = "optuna" needs Optuna', remedy))
         lacks += _lacking_device(group, here, installed, isolated is None, lock)
     return lacks
 
