@@ -93,6 +93,7 @@ class Work:
         tuned_as: Of a stand-in, the target whose winner it has.
         checked: Whether results were compared; None where that is not known.
         doubts: Why the times are not to be trusted.
+        notes: What else is to be said of the measurement.
         tools: Versions of what compiled.
         params: The signature; nothing where only a lock was looked at.
         signature: The same as text.
@@ -113,6 +114,7 @@ class Work:
     tuned_as: str | None = None
     checked: bool | None = None
     doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     tools: Mapping[str, str] = field(default_factory=dict)
     params: tuple[Param, ...] = ()
     signature: str = ""
@@ -244,6 +246,7 @@ def _unite(entry: Entry | None, kernel: str, variants: Sequence[Variant]) -> Wor
         tuned_as=entry.tuned_as,
         checked=entry.checked if entry.tuned_as is None else None,
         doubts=() if entry.trusted else (entry.notes or ("the device was not quiet",)),
+        notes=entry.notes if entry.trusted else (),
         tools=entry.tools,
         params=params,
         signature=signature,

@@ -327,7 +327,8 @@ def _detail(work: Work, at: Place, number: int, plots: _Plots) -> str:
     parts.append(
         plots.place(
             over_sizes(work),
-            "Configs that ship or are fastest somewhere, at the sizes that were measured; shaded, the ranges that each variant serves.",
+            "Configs that ship or are fastest somewhere (all, where they are few), at the sizes that were measured; shaded, where that is known, "
+            "the ranges that each variant serves.",
         )
     )
     parts += [_failures(work), _ranges(work), _candidates(work)]
@@ -352,8 +353,10 @@ def _lines(work: Work, at: Place) -> Iterator[str]:
     yield "; ".join([ships, *against]) + "."
     if work.tuned_as is not None:
         yield f"A stand-in: it was not measured, and has the config that won for <code>{_text(work.tuned_as)}</code>."
-    for doubt in work.doubts:
-        yield f'<span class="bad">Times not to be trusted: {_text(doubt)}.</span>'
+    if work.doubts:
+        yield f'<span class="bad">Times not to be trusted: {_text("; ".join(work.doubts))}.</span>'
+    if work.notes:
+        yield f"Note: {_text('; '.join(work.notes))}."
     if work.checked is False:
         yield '<span class="bad">Results were not checked (check = false).</span>'
     if work.signature:

@@ -18,6 +18,9 @@ __all__ = ["KINDS", "landscape", "over_sizes", "roofline", "sizes", "spell_confi
 # Above this, configs have no room for names beside the axis; a table beside the plot has them.
 _MOST_NAMED = 48
 
+# So many configs can be told apart over sizes, even where they neither ship nor win.
+_FEW = 6
+
 # What is marked in a plot of candidates, and how: colours by the page's names, and shapes, for those who see no colours.
 _ROLES = {
     "ships": ("@accent", "diamond"),
@@ -107,9 +110,10 @@ _RANGED: dict[str, Any] = {
                     "field": "size",
                     "type": "quantitative",
                     "title": "@size",
+                    "axis": {"gridOpacity": 0.35},
                     "scale": {"type": "log", "nice": False},
                 },
-                "y": {**_TIME, "title": "@title", "scale": {"type": "log"}},
+                "y": {**_TIME, "title": "@title", "axis": {"gridOpacity": 0.35}, "scale": {"type": "log"}},
                 "color": {"field": "label", "title": None, "legend": "@legend"},
                 "strokeDash": {
                     "field": "kind",
@@ -231,8 +235,9 @@ def spell_config(config: Mapping[str, Any], names: Sequence[str] | None = None) 
 
 
 def spell_shape(shape: Mapping[str, Any]) -> str:
-    """``M=64, N=128``; text without quotes, since nobody parses the page."""
-    return ", ".join(f"{name}={value}" for name, value in sorted(shape.items())) or "(one shape)"
+    """``M=64, N=128``; of a size that the code leaves open ``any M``. Text is without quotes, since nobody parses the page."""
+    parts = [f"any {name}" if value == name else f"{name}={value}" for name, value in sorted(shape.items())]
+    return ", ".join(parts) or "(one shape)"
 
 
 def _role(one: Try) -> str:
@@ -296,6 +301,8 @@ def over_sizes(work: Work) -> Plot | None:
     shown = [one for one in work.sizes if all(one.sizes[name] == size for name, size in largest.items())]
     names = varying(work.tries)
     kept = {index for index, one in enumerate(work.tries) if "ships" in one.roles} | {one.fastest for one in shown}
+    if len(work.tries) <= _FEW:
+        kept = set(range(len(work.tries)))
     unit, factor = unit_of([time for one in shown for time in one.times.values()])
     values = [
         {
