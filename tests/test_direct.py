@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import inspect
 import os
 import pickle
 import struct
@@ -69,6 +71,8 @@ def test_from_the_second_call_on(tmp_path: Path) -> None:
     assert sorted(count for _, count in counts(k)) == [2, 2]
     assert isinstance(k, Kernel)
     assert type(k).__name__ == "Kernel"
+    assert str(inspect.signature(k)) == "(*args: 'Any', **factory_args: 'Any') -> 'Any'"
+    assert copy.deepcopy(k)(a, weight).sum() == 64
 
 
 @pytest.mark.parametrize("factor", [2, 2.5, True])

@@ -225,12 +225,20 @@ class CallPath:
                 # A call of an object is a call of what its type has: a type of its own, without a Python function between.
                 content = {
                     "__call__": direct.call,
+                    "__signature__": property(_signature),
                     "__slots__": (),
                     "__module__": own.__module__,
                     "__doc__": own.__doc__,
                 }
                 self.__class__ = type(own.__name__, (own,), content)
             return self._direct
+
+
+def _signature(self: CallPath) -> Any:
+    """For inspect.signature, which cannot look into the library."""
+    import inspect
+
+    return inspect.signature(MethodType(CallPath.__call__, self))
 
 
 def _answer(self: CallPath, args: tuple[Any, ...], factory_args: Mapping[str, Any] | None) -> Any:
