@@ -22,8 +22,9 @@ __all__ = ["Measure", "size_workload"]
 # Measures workloads, each at one size of every open dimension, and returns the evidence of each by its path.
 Measure = Callable[[Sequence[Workload]], Mapping[str, Entry]]
 
-# Sizes between the declared ones are many: to tell two configs apart there, so many seconds at most.
-_PROBE_BUDGET = 0.3
+# Sizes between the declared ones are many: to tell two configs apart there, so many seconds at most; and to wait for others to leave
+# the device alone.
+_PROBE_BUDGET, _PROBE_QUIET = 0.3, 3.0
 # Rounds in which changes of variants are looked for; and sizes in all of them, at the least.
 _MOST_ROUNDS, _FEWEST_EDGES = 10, 8
 # Notes of sizes that are told with the whole.
@@ -67,7 +68,11 @@ class _Sizing:
         self._corners = corners(kernel.dynamic, kernel.outside)
         self._positions = {canonical(dict(config)): index for index, config in enumerate(workload.configs)}
         # Between declared sizes there is little to search for: what cannot win there is left out beforehand.
-        profile = replace(kernel.profile, decide_budget=min(kernel.profile.decide_budget, _PROBE_BUDGET))
+        profile = replace(
+            kernel.profile,
+            decide_budget=min(kernel.profile.decide_budget, _PROBE_BUDGET),
+            quiet_timeout=min(kernel.profile.quiet_timeout, _PROBE_QUIET),
+        )
         self._between = replace(kernel, search="exhaustive", budget=Budget(), profile=profile)
         self._sizes: dict[Point, Sized] = {}
         self._first: Entry | None = None
