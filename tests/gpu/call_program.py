@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,13 @@ def matmul_inputs(seed: int) -> tuple[Any, Any]:
 def look() -> tuple[int, int]:
     """Bytes of memory: the process's, and the device's that is in use."""
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # what torch keeps for streams that ended threads have had
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE"), total - free
 
 
-def work(seed: int, calls: int, wrong: list[str]) -> None:
-    streams = [torch.cuda.Stream() for _ in range(2)]
+def work(seed: int, calls: int, streams: Sequence[Any], wrong: list[str]) -> None:
     a, b = matmul_inputs(seed)
     c = torch.empty_like(a)
     torch.cuda.synchronize()
@@ -56,9 +56,9 @@ def work(seed: int, calls: int, wrong: list[str]) -> None:
                 torch.cuda.current_stream().synchronize()
 
 
-def run_threads(threads: int, calls: int) -> list[str]:
+def run_threads(streams: Sequence[Sequence[Any]], calls: int) -> list[str]:
     wrong: list[str] = []
-    started = [threading.Thread(target=work, args=(seed, calls, wrong)) for seed in range(threads)]
+    started = [threading.Thread(target=work, args=(seed, calls, own, wrong)) for seed, own in enumerate(streams)]
     for one in started:
         one.start()
     for one in started:
@@ -109,11 +109,13 @@ def main() -> int:
     if options.once:
         wrong = once()
     else:
-        wrong = run_threads(options.threads, min(options.calls, 2000))
+        # Made once: torch keeps memory for each stream that it has allocated on.
+        streams = [[torch.cuda.Stream() for _ in range(2)] for _ in range(options.threads)]
+        wrong = run_threads(streams, min(options.calls, 2000))
         before = look()
-        wrong += run_threads(options.threads, options.calls // 2)
+        wrong += run_threads(streams, options.calls // 2)
         wrong += filter(None, [fork_once()])
-        wrong += run_threads(options.threads, options.calls - options.calls // 2)
+        wrong += run_threads(streams, options.calls - options.calls // 2)
         after = look()
         host, device = after[0] - before[0], after[1] - before[1]
         print(f"memory grew by {host >> 10} KiB of the host, {device >> 10} KiB of the device")
