@@ -17,9 +17,11 @@ from tlaot.errors import BuildError, PackageError, SpecError
 from tlaot.manifest import Bucket
 from tlaot.report import library
 from tlaot.report.evidence import Work, gather
+from tlaot.report.kinds import KINDS
 from tlaot.report.library import find_library
-from tlaot.report.page import spell_time, write_page
-from tlaot.report.plots import KINDS, landscape, over_sizes, roofline, sizes, unit_of, varying
+from tlaot.report.page import write_page
+from tlaot.report.pieces import spell_time
+from tlaot.report.plots import landscape, over_sizes, roofline, sizes, unit_of, varying
 from tlaot.report.roofline import DEVICES, bytes_of, place, width_of
 from tlaot.tune.locks.lock import Part, Sized, Tried, digest_entry
 from tlaot.tune.locks.lock_entry import entry_to_json

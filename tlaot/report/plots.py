@@ -1,7 +1,7 @@
-"""The page's plots as Vega-Lite: a specification a kind, and the values of each plot.
+"""The values of the page's plots, and what each fills in of its kind.
 
-A page has hundreds of plots of four kinds. So the kinds' specifications stand in it once, and a plot is a kind, its values and what
-differs; the page puts the two together when the plot comes into view. Colours are the page's, which knows whether it is dark.
+A page has hundreds of plots of a few kinds. So the kinds' specifications (``kinds.py``) stand in it once, and a plot is a kind, its values
+and what differs; the page puts the two together when the plot comes into view.
 """
 
 from __future__ import annotations
@@ -11,206 +11,16 @@ from typing import Any
 
 from ..spelling import spell_bytes
 from .evidence import Try, Work
+from .kinds import ROLES
 from .roofline import DEVICES, Place
 
-__all__ = ["KINDS", "landscape", "over_sizes", "roofline", "sizes", "spell_config", "spell_shape", "unit_of", "varying"]
+__all__ = ["Plot", "landscape", "over_sizes", "roofline", "sizes", "spell_config", "spell_shape", "unit_of", "varying"]
 
 # Above this, configs have no room for names beside the axis; a table beside the plot has them.
 _MOST_NAMED = 48
 
 # So many configs can be told apart over sizes, even where they neither ship nor win.
 _FEW = 6
-
-# What is marked in a plot of candidates, and how: colours by the page's names, and shapes, for those who see no colours.
-_ROLES = {
-    "ships": ("@accent", "diamond"),
-    "fastest": ("@good", "triangle-up"),
-    "default": ("@warn", "square"),
-    "other": ("@muted", "circle"),
-}
-_COLOURS = {"domain": "@roles", "range": "@colours"}
-_SHAPES = {"domain": "@roles", "range": "@shapes"}
-
-_TIME = {"field": "time", "type": "quantitative"}
-_TOOLTIP = [
-    {"field": "label", "title": "config"},
-    {"field": "time", "title": "median", "format": ".4~g"},
-    {"field": "spread", "title": "interquartile range"},
-    {"field": "role", "title": "is"},
-]
-
-_LANDSCAPE: dict[str, Any] = {
-    "width": "container",
-    "encoding": {"y": {"field": "@y", "type": "@ytype", "sort": None, "title": "@names", "axis": "@axis"}},
-    "layer": [
-        {
-            "mark": {"type": "rule", "strokeWidth": 2, "opacity": 0.6},
-            "encoding": {
-                "x": {
-                    "field": "low",
-                    "type": "quantitative",
-                    "title": "@title",
-                    "scale": {"zero": False, "nice": True},
-                },
-                "x2": {"field": "high"},
-                "color": {"field": "role", "scale": _COLOURS, "legend": "@legend"},
-            },
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-            "encoding": {
-                "x": {**_TIME, "title": "@title"},
-                "color": {"field": "role", "scale": _COLOURS, "legend": "@legend"},
-                "shape": {"field": "role", "scale": _SHAPES, "legend": "@legend"},
-                "tooltip": _TOOLTIP,
-            },
-        },
-    ],
-}
-
-_WITH_REFERENCE = {
-    **_LANDSCAPE,
-    "layer": [
-        *_LANDSCAPE["layer"],
-        {
-            "data": {"values": "@reference"},
-            "mark": {"type": "rule", "strokeDash": [5, 4], "color": "@text"},
-            "encoding": {"x": {"field": "time", "type": "quantitative"}, "y": None},
-        },
-        {
-            "data": {"values": "@reference"},
-            "mark": {"type": "text", "align": "left", "dx": 4, "dy": 2, "baseline": "top", "color": "@text"},
-            "encoding": {"x": {"field": "time", "type": "quantitative"}, "y": {"value": 0}, "text": {"field": "label"}},
-        },
-    ],
-}
-
-_RANGED: dict[str, Any] = {
-    "width": "container",
-    "height": 320,
-    "layer": [
-        {
-            "data": {"values": "@buckets"},
-            "mark": {"type": "rect", "opacity": 0.13},
-            "encoding": {
-                "x": {"field": "first", "type": "quantitative", "scale": {"type": "log"}},
-                "x2": {"field": "last"},
-                "color": {"field": "label", "title": None, "legend": "@legend"},
-                "tooltip": [
-                    {"field": "label", "title": "serves"},
-                    {"field": "range", "title": "sizes"},
-                    {"field": "regret", "title": "at worst, of the best time"},
-                ],
-            },
-        },
-        {
-            "mark": {"type": "line", "point": {"size": 50}, "strokeWidth": 2},
-            "encoding": {
-                "x": {
-                    "field": "size",
-                    "type": "quantitative",
-                    "title": "@size",
-                    "axis": {"gridOpacity": 0.35},
-                    "scale": {"type": "log", "nice": False},
-                },
-                "y": {**_TIME, "title": "@title", "axis": {"gridOpacity": 0.35}, "scale": {"type": "log"}},
-                "color": {"field": "label", "title": None, "legend": "@legend"},
-                "strokeDash": {
-                    "field": "kind",
-                    "legend": None,
-                    "scale": {"domain": ["config", "reference"], "range": [[1, 0], [5, 4]]},
-                },
-                "tooltip": [
-                    {"field": "label", "title": "config"},
-                    {"field": "size", "title": "size"},
-                    {"field": "time", "title": "median", "format": ".4~g"},
-                ],
-            },
-        },
-    ],
-}
-
-_OVER_SIZES = {**_RANGED, "layer": _RANGED["layer"][1:]}
-
-_ROOFLINE = {
-    "width": "container",
-    "height": 340,
-    "layer": [
-        {
-            "data": {"values": "@roof"},
-            "mark": {"type": "line", "strokeWidth": 2, "color": "@muted"},
-            "encoding": {
-                "x": {"field": "intensity", "type": "quantitative", "scale": {"type": "log", "nice": False}},
-                "y": {"field": "rate", "type": "quantitative", "scale": {"type": "log"}},
-                "detail": {"field": "roof"},
-            },
-        },
-        {
-            "data": {"values": "@names"},
-            "mark": {"type": "text", "align": "right", "dy": -8, "color": "@text"},
-            "encoding": {
-                "x": {"field": "intensity", "type": "quantitative"},
-                "y": {"field": "rate", "type": "quantitative"},
-                "text": {"field": "roof"},
-            },
-        },
-        {
-            "data": {"values": "@slope"},
-            # Below the slope there is room to the right of it.
-            "mark": {"type": "text", "align": "left", "dx": 10, "dy": 8, "color": "@text"},
-            "encoding": {
-                "x": {"field": "intensity", "type": "quantitative"},
-                "y": {"field": "rate", "type": "quantitative"},
-                "text": {"field": "roof"},
-            },
-        },
-        {
-            "mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
-            "encoding": {
-                "x": {
-                    "field": "intensity",
-                    "type": "quantitative",
-                    "title": "FLOPs a byte, at the most",
-                    "axis": {"grid": False, "tickCount": 6},
-                },
-                "y": {"field": "rate", "type": "quantitative", "title": "TFLOP/s", "axis": {"grid": False}},
-                "color": {"field": "kernel", "title": None, "legend": "@legend"},
-                "shape": {"field": "kernel", "title": None, "legend": "@legend"},
-                "tooltip": [
-                    {"field": "label", "title": "workload"},
-                    {"field": "rate", "title": "TFLOP/s", "format": ".4~g"},
-                    {"field": "bandwidth", "title": "GB/s", "format": ".4~g"},
-                    {"field": "share", "title": "of what the roof allows", "format": ".1%"},
-                ],
-            },
-        },
-    ],
-}
-
-_SIZES = {
-    "width": "container",
-    "mark": {"type": "bar", "cornerRadiusEnd": 2},
-    "encoding": {
-        "y": {"field": "kernel", "type": "nominal", "title": None, "sort": "-x", "axis": {"labelLimit": 160}},
-        "x": {"field": "kib", "type": "quantitative", "title": "KiB", "stack": "zero"},
-        "color": {"field": "target", "title": None, "legend": "@legend"},
-        "tooltip": [
-            {"field": "kernel"},
-            {"field": "target"},
-            {"field": "variants"},
-            {"field": "size"},
-        ],
-    },
-}
-
-KINDS: Mapping[str, Any] = {
-    "landscape": _LANDSCAPE,
-    "landscape-reference": _WITH_REFERENCE,
-    "over-sizes": _OVER_SIZES,
-    "over-sizes-ranges": _RANGED,
-    "roofline": _ROOFLINE,
-    "sizes": _SIZES,
-}
 
 Plot = dict[str, Any]
 
@@ -241,7 +51,7 @@ def spell_shape(shape: Mapping[str, Any]) -> str:
 
 
 def _role(one: Try) -> str:
-    return next((role for role in _ROLES if role in one.roles), "other")
+    return next((role for role in ROLES if role in one.roles), "other")
 
 
 def landscape(work: Work) -> Plot | None:
@@ -285,9 +95,9 @@ def landscape(work: Work) -> Plot | None:
             "@axis": {"labelLimit": 220, "titleLimit": 420} if named else {"tickMinStep": 1},
             "@title": title,
             "@reference": reference,
-            "@roles": (roles := [role for role in _ROLES if any(value["role"] == role for value in values)]),
-            "@colours": [_ROLES[role][0] for role in roles],
-            "@shapes": [_ROLES[role][1] for role in roles],
+            "@roles": (roles := [role for role in ROLES if any(value["role"] == role for value in values)]),
+            "@colours": [ROLES[role][0] for role in roles],
+            "@shapes": [ROLES[role][1] for role in roles],
         },
         "alt": f"Times of {len(timed)} configs of {work.kernel} for {spell_shape(work.shape)}, {unit}; the table below has them.",
     }
