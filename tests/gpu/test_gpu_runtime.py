@@ -29,7 +29,7 @@ def kernels() -> Any:
 
 
 def runnable(kernel: Any) -> list[Variant]:
-    """The kernel's variants that this device runs, the best of each workload."""
+    """The kernel's variants that this device runs, the best of each workload; those with open sizes last."""
     found = []
     for variant in kernel.variants:
         if variant.target.startswith("cuda"):
@@ -41,13 +41,16 @@ def runnable(kernel: Any) -> list[Variant]:
                 found.append(variant)
     if not found:
         pytest.skip(f"no CUDA variant of {kernel.name} runs on this device")
-    return found
+    return sorted(found, key=lambda variant: bool(variant.buckets))
 
 
 def inputs(variant: Variant, seed: int = 0, device: str = "cuda") -> list[Any]:
     generator = torch.Generator(device).manual_seed(seed)
+    open_sizes = {name: low for bucket in variant.buckets for name, (low, _) in bucket.sizes.items()}
     return [
-        torch.randn(p.shape, generator=generator, device=device).to(getattr(torch, p.dtype))
+        torch.randn([open_sizes.get(size, size) for size in p.shape], generator=generator, device=device).to(
+            getattr(torch, p.dtype)
+        )
         for i, p in enumerate(variant.params)
         if i not in variant.out_idx
     ]
