@@ -214,3 +214,12 @@ def test_which_bucket_sizes_are_in() -> None:
     assert measured_range([other]) == {"m": (9, 16)}
     assert measured_range([one, other]) == {"m": (1, None)}
     assert [spell_range(ends) for ends in ((1, 8), (8, 8), (17, None))] == ["1 to 8", "8", "17 and more"]
+
+
+def test_a_step_somewhere_else_takes_few_sizes() -> None:
+    """Of two near sizes the time steps up between them, and not just above the lower one."""
+    bench = Bench(lambda config, size: 1.0 if size <= 4300 else 1.3, 1)
+    bench.settle((4096, 4608), 16)
+    assert 4097 in bench.known
+    assert 4 <= len(bench.known) <= 8
+    assert min(size for size in bench.known if size > 4300) - max(size for size in bench.known if size <= 4300) <= 64

@@ -92,7 +92,7 @@ def next_sizes(known: Mapping[int, Known], declared: Sequence[int], most: int) -
         gaps = [
             (best_of(known[b]) / best_of(known[a]), middle)
             for a, b in itertools.pairwise(inside)
-            if (middle := _between(a, b)) is not None
+            if (middle := _between(a, b, stepped=a - 1 in known)) is not None
         ]
         growth, size = max(gaps, default=(0.0, 0))
         if growth > _GOAL:
@@ -100,12 +100,15 @@ def next_sizes(known: Mapping[int, Known], declared: Sequence[int], most: int) -
     return found
 
 
-def _between(low: int, high: int) -> int | None:
-    """A size between two, at a multiple of a power of two about half-way by ratio; None where they are too near."""
+def _between(low: int, high: int, stepped: bool) -> int | None:
+    """A size between two, at a multiple of a power of two about half-way by ratio; None where they are too near.
+
+    Of two that are near it is the one just above the lower, where a step is; unless that is ``stepped``: it is such a size itself.
+    """
     gap = high - low
     if gap < 2 or gap <= low * _NARROWEST:
         return None
-    if high <= low * _NARROW:
+    if high <= low * _NARROW and not stepped:
         return low + 1
     unit = 1 << max(0, (gap // 4).bit_length() - 1)
     size = round(math.sqrt(max(low, 1) * high) / unit) * unit
