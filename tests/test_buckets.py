@@ -221,5 +221,5 @@ def test_a_step_somewhere_else_takes_few_sizes() -> None:
     bench = Bench(lambda config, size: 1.0 if size <= 4300 else 1.3, 1)
     bench.settle((4096, 4608), 16)
     assert 4097 in bench.known
-    assert 4 <= len(bench.known) <= 8
+    assert len(bench.known) <= 10
     assert min(size for size in bench.known if size > 4300) - max(size for size in bench.known if size <= 4300) <= 64
