@@ -229,3 +229,24 @@ def _gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def test_an_interrupted_start_of_a_thread_does_not_hold_up_the_end() -> None:
+    """Ctrl-C while the thread that starts programs is being started: it runs, and its starter does not know."""
+    program = """
+import sys, threading
+start = threading.Thread.start
+
+def interrupted(thread):
+    start(thread)
+    raise KeyboardInterrupt
+
+from tlaot.tune.children.processes import spawn
+threading.Thread.start = interrupted
+try:
+    spawn([sys.executable, "-c", ""])
+except KeyboardInterrupt:
+    threading.Thread.start = start
+    sys.exit(spawn([sys.executable, "-c", "raise SystemExit(3)"]).wait())
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 3

@@ -10,8 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 __all__ = ["Process", "Spawned", "die_with_parent", "fork_quietly", "kill_trees", "spawn", "started_at"]
@@ -147,9 +148,34 @@ def started_at(pid: int) -> int:
     return 0 if entry is None else entry.born
 
 
-# The kernel kills a child when the *thread* that started it ends (PR_SET_PDEATHSIG), so all are started by one that lives as long
-# as this process.
-_starter: ThreadPoolExecutor | None = None
+class _Starter:
+    """A thread that starts programs.
+
+    The kernel kills a child when the *thread* that started it ends (PR_SET_PDEATHSIG), so all are started by one that lives as long as
+    this process. It is no executor's: one whose start Ctrl-C interrupts is known to nobody, and would be waited for when the
+    interpreter ends.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[tuple[Future[subprocess.Popen[bytes]], Callable[[], subprocess.Popen[bytes]]]]
+        self._asked = SimpleQueue()
+        threading.Thread(target=self._run, name="tlaot-start", daemon=True).start()
+
+    def start(self, make: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        started: Future[subprocess.Popen[bytes]] = Future()
+        self._asked.put((started, make))
+        return started.result()
+
+    def _run(self) -> None:
+        while True:
+            started, make = self._asked.get()
+            try:
+                started.set_result(make())
+            except BaseException as error:
+                started.set_exception(error)
+
+
+_starter: _Starter | None = None
 _starter_lock = threading.Lock()
 
 
@@ -158,9 +184,9 @@ def spawn(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     global _starter
     with _starter_lock:
         if _starter is None:
-            _starter = ThreadPoolExecutor(1, thread_name_prefix="tlaot-start")
-    started: Future[subprocess.Popen[bytes]] = _starter.submit(lambda: subprocess.Popen(command, **options))
-    return started.result()
+            _starter = _Starter()
+        starter = _starter
+    return starter.start(lambda: subprocess.Popen(command, **options))
 
 
 def _forget_starter() -> None:
