@@ -410,6 +410,7 @@ static PyObject *pack_sizes(const output *out, const brought *call) {
 /* A new tensor in `objects[param]`, described in `tensor`; false for anything unexpected. */
 static bool allocate(const Direct *self, const output *out, brought *call, PyObject **objects, DLTensor *tensor) {
   bool read_only;
+  objects[out->param] = NULL;
   PyObject *args = out->constant ? out->call : pack_sizes(out, call);
   if (!args) return false;
   PyObject *made = PyObject_Call(out->make, args, out->kwargs == Py_None ? NULL : out->kwargs);
