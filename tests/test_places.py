@@ -234,7 +234,7 @@ def test_namespace_packages(site: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (site / "pl_outer").mkdir()
     os.rename(write(site, "inner", add(1)), site / "pl_outer" / "inner")
     write(site, "pl_outer_inner_more", add(5, "mul"), of="pl_outer.inner")
-    announce(site, "pl-outer-more", "1", **{"pl_outer.inner": "pl_outer_inner_more"})
+    announce(site, "pl-outer-inner-more", "1", **{"pl_outer.inner": "pl_outer_inner_more"})
     kernels = tlaot.load("pl_outer.inner")
     assert (call(kernels.add), call(kernels.mul)) == (6, 10)
 
@@ -323,6 +323,20 @@ def test_what_is_no_companion_does_not_matter(site: Path) -> None:
     assert list(tlaot.load("pl_calm")) == ["add"]
 
 
+def test_a_companion_has_the_name_of_its_package_in_its_own(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of other distributions no file is read, however many there are."""
+    write(site, "pl_named", add(1))
+    for name in ("PL.Named_cuda", "x-plnamed", "pl-nam-ed"):
+        announce(site, name, "1", pl_named="pl_gone")
+    announce(site, "stranger", "1", pl_named="pl_gone")
+    found = {companion.distribution for companion in companions.find_companions("pl_named")}
+    assert found == {"pl-named-cuda", "x-plnamed", "pl-nam-ed"}
+    read: list[str] = []
+    monkeypatch.setattr(companions, "_read", lambda path: read.append(path) or b"")
+    companions.find_companions("pl_named")
+    assert len(read) == 3
+
+
 def test_entry_points_are_read_as_importlib_reads_them(site: Path) -> None:
     """Of this environment and some more: the same names, values and distributions."""
     from importlib import metadata
@@ -330,9 +344,11 @@ def test_entry_points_are_read_as_importlib_reads_them(site: Path) -> None:
     split_package(site, "pl_meta")
     info = announce(site, "pl-meta-odd", "2")
     (info / "entry_points.txt").write_text(
-        "# no group\n[tlaot.kernels]\npl_meta=a.b\n  other = c : d [x]\n[z]\npl_meta=e"
+        "# no group\n[tlaot.kernels]\npl_meta=a.b\n  pl_metaodd = c : d [x]\n[z]\npl_meta=e"
     )
-    found = {(c.package, c.value, c.distribution) for p in ("pl_meta", "other") for c in companions.find_companions(p)}
+    found = {
+        (c.package, c.value, c.distribution) for p in ("pl_meta", "pl_metaodd") for c in companions.find_companions(p)
+    }
     theirs = metadata.entry_points(group="tlaot.kernels")
     assert found == {(e.name, e.module, companions.normal_name(e.dist.name)) for e in theirs if e.dist}
     assert companions.version_of("PL.meta_odd") == "2"

@@ -1,8 +1,9 @@
 """Distributions that have more kernels of a package: those with an entry point of its name in the group ``tlaot.kernels``.
 
-``importlib.metadata`` would find them too, but importing it and having it look through a large site-packages takes longer than all
-that ``tlaot.load`` does otherwise. Entry points are a file format (PyPA, "Entry points specification"), which is read here: of each
-distribution on ``sys.path`` one file, and no module is imported.
+A companion's own name has the package's in it (``flash-kernels-cuda-sm-90a`` for ``flash_kernels``), so that of hundreds of
+distributions one or two files are read. ``importlib.metadata`` would find them too, but importing it and having it look through a large
+site-packages takes longer than all that ``tlaot.load`` does otherwise. Entry points are a file format (PyPA, "Entry points
+specification"), which is read here, and no module is imported.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = ["GROUP", "Companion", "find_companions", "normal_name", "version_of"]
 GROUP = "tlaot.kernels"
 _INFO = (".dist-info", ".egg-info")
 _LARGEST = 1 << 20
+_MARKS = str.maketrans("", "", "-_.")
 
 
 @record(frozen=True)
@@ -52,14 +54,17 @@ def find_companions(package: str, search: Sequence[str] | None = None) -> list[C
         package: Import name of the package.
         search: What to look through in place of ``sys.path``.
     """
-    texts = {}
+    wanted, texts = _squash(package), {}
     for folder in _folders(search):
         try:
             stat = os.stat(folder)
         except OSError:
             continue
-        for listing, text in _announcements(folder, stat.st_dev, stat.st_ino, stat.st_mtime_ns):
-            texts[folder, listing] = text
+        for listing, name in _names(folder, stat.st_dev, stat.st_ino, stat.st_mtime_ns):
+            if wanted in name:
+                data = _read(f"{folder}/{listing}/entry_points.txt")
+                if GROUP.encode() in data:
+                    texts[folder, listing] = data.decode(errors="replace")
     if not texts:
         return []
     found = []
@@ -94,15 +99,15 @@ def _folders(search: Sequence[str] | None) -> list[str]:
     return [folder or "." for folder in given if isinstance(folder, str)]
 
 
+def _squash(name: str) -> str:
+    """A name as people compare it: ``flash_kernels``, ``flash-kernels`` and ``flashkernels`` are one."""
+    return name.translate(_MARKS).lower()
+
+
 @lru_cache(maxsize=64)
-def _announcements(folder: str, *identity: int) -> list[tuple[str, str]]:
-    """Entry points files of a folder that speak of the group. A distribution that comes or goes changes the folder's time."""
-    found = []
-    for listing in _infos(folder):
-        data = _read(f"{folder}/{listing}/entry_points.txt")
-        if GROUP.encode() in data:
-            found.append((listing, data.decode(errors="replace")))
-    return found
+def _names(folder: str, *identity: int) -> list[tuple[str, str]]:
+    """Metadata folders in a folder, each with its distribution's name. A distribution that comes or goes changes the folder's time."""
+    return [(listing, _squash(listing.partition("-")[0])) for listing in _infos(folder)]
 
 
 def _infos(folder: str) -> list[str]:
@@ -137,7 +142,7 @@ def _entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _read(path: str) -> bytes:
-    # As open() does, but in a quarter of its time; there may be hundreds of files.
+    # As open() does, but in a quarter of its time.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
