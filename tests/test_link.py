@@ -20,7 +20,8 @@ from native.programs import CUDA, LLVM, build, host_program, lowered, run, scala
 from tlaot import elf
 from tlaot.errors import BuildError
 from tlaot.target import parse_target, read_target
-from tlaot.tune.compiling.link import audit_executable, link_executable
+from tlaot.tune.compiling.link import audit_executable, link_direct, link_executable
+from tlaot.tune.compiling.toolchain import find_cc
 from tlaot.tune.frontends.lowered import DeviceKernel
 
 KERNEL = DeviceKernel("k", ("ptr",), (1,), ("blockIdx.x", "threadIdx.x"))
@@ -255,3 +256,30 @@ assert len(os.listdir("/proc/self/task")) > before
 assert not [name for name in sys.modules if name == "tvm" or name.startswith("tvm.")]
 """
     run(script, path, environ={"TLAOT_NUM_THREADS": "2"})
+
+
+@pytest.mark.parametrize(("deaths", "survives"), [(1, True), (3, True), (4, False)])
+def test_a_killed_compiler_of_direct_so_is_run_again(tmp_path: Path, deaths: int, survives: bool) -> None:
+    """By whoever kills: the process itself, or what it has started, which gcc words."""
+    host, count = find_cc(os.environ), tmp_path / "count"
+    count.write_text("0")
+    killer = tmp_path / "cc"
+    killer.write_text(
+        f"""#!/bin/sh
+n=$(cat {count}); echo $((n + 1)) >{count}
+[ $n -ge {deaths} ] && exec {" ".join(host.cc)} "$@"
+[ $((n % 2)) = 0 ] && kill -9 $$
+echo "gcc: fatal error: Killed signal terminated program cc1" >&2; exit 1
+"""
+    )
+    killer.chmod(0o755)
+    mortal = dataclasses.replace(host, cc=(str(killer),))
+    if survives:
+        assert link_direct(tmp_path / "scratch", mortal) == link_direct(tmp_path / "scratch", host)
+    else:
+        with pytest.raises(BuildError, match=r"direct\.so: cc failed"):
+            link_direct(tmp_path / "scratch", mortal)
+    killer.write_text("#!/bin/sh\necho $0 >>$0.ran; exit 1\n")
+    with pytest.raises(BuildError, match="exit status 1"):
+        link_direct(tmp_path / "scratch", mortal)
+    assert len(Path(f"{killer}.ran").read_text().splitlines()) == 1, "what is wrong stays wrong"

@@ -27,6 +27,9 @@ EXECUTABLE = "executable.so"
 NATIVE = Path(__file__).parents[1] / "native"
 
 _TIMEOUT = 300.0
+
+# How it reads that somebody killed a tool, or what it had started, and how often that may happen.
+_KILLED, _MOST_KILLED = ("Killed signal", "Terminated signal", "exit status -9", "exit status -15"), 3
 _COMMON = ("-fPIC", "-fvisibility=hidden", "-fno-ident", "-ffunction-sections", "-fdata-sections")
 # -Os: a page less in each binary, and a call's time is the driver's and the argument checks' memory accesses all the same.
 _FIXED = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-asynchronous-unwind-tables")
@@ -114,10 +117,21 @@ def link_direct(scratch: Path, host: HostCompiler) -> bytes:
     """``direct.so``, which takes calls from Python into a package's binaries.
 
     It is for every kernel, target and version of Python; of Python's symbols it uses the stable ABI's, which are there where Python runs.
+    No worker makes it, and no candidate: a compiler that is killed is run again, since the build may have taken hours by then.
 
     Raises:
         BuildError: It does not compile.
     """
+    for _ in range(_MOST_KILLED):
+        try:
+            return _link_direct(scratch, host)
+        except BuildError as error:
+            if not any(words in error.what for words in _KILLED):
+                raise
+    return _link_direct(scratch, host)
+
+
+def _link_direct(scratch: Path, host: HostCompiler) -> bytes:
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="direct-", dir=scratch) as folder:
         work = Path(folder)

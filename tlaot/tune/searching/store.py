@@ -34,7 +34,10 @@ _MEASUREMENTS = "measurements.jsonl"
 _BUILT = "built.json"
 # Failures that say nothing of the candidate: the next tuning tries it again.
 _PASSING_STAGES = ("start", "prepare")
-_PASSING_REASONS = ("SIGKILL", "SIGTERM", "SIGINT", "out of memory", "No space left", "MemoryError")
+# "Killed signal", "Terminated signal" are gcc's words for what befell its own compiler.
+_PASSING_REASONS = (
+    "SIGKILL", "SIGTERM", "SIGINT", "Killed signal", "Terminated signal", "out of memory", "No space left", "MemoryError",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
