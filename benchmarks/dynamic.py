@@ -164,7 +164,7 @@ class _Graphs:
         import tuning_tasks
 
         self._torch, self._tasks = torch, tuning_tasks
-        self._flush = torch.empty(tuning_tasks._flush_bytes(torch) // 4, dtype=torch.int32, device="cuda")
+        self._flush = torch.empty(tuning_tasks.flush_bytes(torch) // 4, dtype=torch.int32, device="cuda")
 
     def places(self, size: int) -> list[tuple[Any, ...]]:
         torch = self._torch
@@ -182,7 +182,7 @@ class _Graphs:
         graphs = []
         for place in places:
             function(*place)
-            graphs.append(self._tasks._graph_timer(self._torch, lambda p=place: function(*p), self._flush))
+            graphs.append(self._tasks.graph_timer(self._torch, lambda p=place: function(*p), self._flush))
         turns = itertools.cycle(graphs)
         return lambda: next(turns)()
 

@@ -127,7 +127,7 @@ def retime(shapes: Sequence[Config], configs: Sequence[Config], rounds: int) -> 
 
     import tlaot
 
-    flush = torch.empty(_flush_bytes(torch) // 4, dtype=torch.int32, device="cuda")
+    flush = torch.empty(flush_bytes(torch) // 4, dtype=torch.int32, device="cuda")
     found = []
     start = time.perf_counter()
     with _cold_caches():
@@ -162,13 +162,13 @@ def _graph_timers(
         if kernel is not None:
             for place in places:
                 kernel(*place)
-            graphs = [_graph_timer(torch, lambda k=kernel, p=place: k(*p), flush) for place in places]
+            graphs = [graph_timer(torch, lambda k=kernel, p=place: k(*p), flush) for place in places]
             turns = itertools.cycle(graphs)
             timers[text_of(config)] = lambda turns=turns: next(turns)()
     return timers
 
 
-def _graph_timer(torch: Any, call: Callable[[], None], flush: Any) -> Callable[[], float]:
+def graph_timer(torch: Any, call: Callable[[], None], flush: Any) -> Callable[[], float]:
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -194,7 +194,7 @@ def _graph_timer(torch: Any, call: Callable[[], None], flush: Any) -> Callable[[
     return replay
 
 
-def _flush_bytes(torch: Any) -> int:
+def flush_bytes(torch: Any) -> int:
     return max(2 * int(getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0)), 64 << 20)
 
 

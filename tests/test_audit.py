@@ -529,7 +529,7 @@ def test_traces(data: bytes, says: str) -> None:
     ],
 )
 def test_what_is_no_trace(data: bytes) -> None:
-    assert list(find_traces(data, ("/work/project",), ("lovelace",))) == []
+    assert list(find_traces(data, ("/srv/project",), ("lovelace",))) == []
 
 
 # Wheels

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_settings import Settings
 from conftest import has_distribution
 from cpp_programs import build_embedded, flags
 from fixtures_runtime import FLOAT32, compile_kernel, scalar, tensor, variant, write_package
@@ -426,15 +427,6 @@ def test_include_names_the_headers(capsys: pytest.CaptureFixture[str]) -> None:
     assert (Path(capsys.readouterr().out.strip()) / "tlaot" / "tlaot.h").is_file()
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    tune: str = "on"
-    targets: tuple[str, ...] | None = None
-    jobs: int | None = 1
-    keep: bool = False
-    lock: str = "auto"
-
-
 def test_the_example_with_a_kernel_packaged_here(tmp_path: Path) -> None:
     """The sample's softmax, tuned and packaged by this test, called by examples/cpp as its Makefile builds it."""
     pytest.importorskip("numpy")
@@ -448,7 +440,7 @@ def test_the_example_with_a_kernel_packaged_here(tmp_path: Path) -> None:
         'factory = "sample_pkg.cpu:softmax"\nshapes = [{ M = 24, N = 40 }]\nconfigs = [{ rows = 4, lanes = 4 }]\n'
         'out-idx = [-1]\nreference = "sample_pkg.reference:softmax"\natol = 1e-6\nprofile = { warmup = 1, rep = 1 }\n'
     )
-    build_package(tmp_path / "tltune.toml", ROOT, tmp_path / "pkg" / "_tlaot", Settings(), lines.append)
+    build_package(tmp_path / "tltune.toml", ROOT, tmp_path / "pkg" / "_tlaot", Settings(jobs=1), lines.append)
     shutil.copytree(ROOT / "examples" / "cpp", tmp_path / "cpp", ignore=shutil.ignore_patterns("build", "softmax"))
     subprocess.run(
         ["make", f"TLAOT={sys.executable} -m tlaot.cli", "CXXFLAGS=-O0 -Wall -Wextra -Werror"],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from build_settings import Settings
 from conftest import has_distribution
 
 from tlaot.cli import main
@@ -106,15 +107,6 @@ STATIC = GOOD.replace("dynamic = { M = [1, 32, 1024] }\nprobes = 2", "").replace
 FEW, MANY = {"per_row": 50}, {"fixed": 5000}
 
 
-@dataclass(frozen=True)
-class Settings:
-    tune: str = "on"
-    targets: tuple[str, ...] | None = None
-    jobs: int | None = 2
-    keep: bool = False
-    lock: str = "update"
-
-
 @dataclass
 class Project:
     folder: Path
@@ -128,7 +120,13 @@ class Project:
     def build(self, **settings: Any) -> Path:
         self.lines.clear()
         output = self.folder / "out" / "_tlaot"
-        build_package(self.folder / "tltune.toml", self.folder, output, Settings(**settings), self.lines.append)
+        build_package(
+            self.folder / "tltune.toml",
+            self.folder,
+            output,
+            Settings(**{"lock": "update", **settings}),
+            self.lines.append,
+        )
         return output
 
     @property

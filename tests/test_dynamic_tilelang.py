@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from build_settings import Settings
 from conftest import has_distribution, has_nvcc
 from locks import H200, timing
 
@@ -61,15 +62,6 @@ reference = "tilepkg.kernels:reference"
 out-idx = [-1]
 profile = {{ warmup = 1, rep = 5, timeout = 20, compile-timeout = 120, decide-budget = 0.1, quiet-timeout = 0 }}
 """
-
-
-@dataclass(frozen=True)
-class Settings:
-    tune: str = "on"
-    targets: tuple[str, ...] | None = None
-    jobs: int | None = 2
-    keep: bool = False
-    lock: str = "auto"
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from build_settings import Settings
 from conftest import has_distribution, has_nvcc
 from locks import H200, timing
 
@@ -90,15 +91,6 @@ out-idx = [-1]
 profile = { warmup = 1, rep = 5, timeout = 20, compile-timeout = 120, decide-budget = 0.2, quiet-timeout = 0 }
 """
 CUDA = '"cuda:sm_80", "cuda:sm_90a", "cuda:sm_100a"'
-
-
-@dataclass(frozen=True)
-class Settings:
-    tune: str = "on"
-    lock: str = "auto"
-    targets: tuple[str, ...] | None = None
-    jobs: int | None = 2
-    keep: bool = False
 
 
 @dataclass

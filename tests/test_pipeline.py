@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from build_settings import Settings
 from conftest import has_distribution
 
 from tlaot.errors import BuildError, SpecError, TuningError
@@ -120,15 +121,6 @@ LINE_OF_TORN = KERNELS.splitlines().index("def torn_shapes():") + 1
 TORN = "SIZES = {}\n\nN = SIZES['a']\n"  # a module that fails when it is imported
 
 
-@dataclass(frozen=True)
-class Settings:
-    tune: str = "on"
-    targets: tuple[str, ...] | None = None
-    jobs: int | None = 2
-    keep: bool = False
-    lock: str = "auto"
-
-
 @dataclass
 class Project:
     folder: Path
@@ -138,10 +130,10 @@ class Project:
         text = f'[tlaot]\npackage = "tinypkg"\ntargets = ["llvm"]\n{head}\n[[kernel]]\n' + textwrap.dedent(kernel)
         (self.folder / "tltune.toml").write_text(text, encoding="utf-8")
 
-    def build(self, settings: Settings = Settings()) -> Path:
+    def build(self, settings: Settings | None = None) -> Path:
         self.lines.clear()
         output = self.folder / "out" / "_tlaot"
-        build_package(self.folder / "tltune.toml", self.folder, output, settings, self.lines.append)
+        build_package(self.folder / "tltune.toml", self.folder, output, settings or Settings(), self.lines.append)
         return output
 
     @property

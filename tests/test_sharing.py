@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from build_settings import Settings
 
 from tlaot.errors import BuildError, CallError
 from tlaot.manifest import Variant, read_manifest
@@ -58,15 +59,6 @@ space = {{ unroll = [1, 4] }}
 out-idx = [1]
 profile = {{ warmup = 0, rep = 2, decide-budget = 0.1, quiet-timeout = 0 }}
 """
-
-
-@dataclass(frozen=True)
-class Settings:
-    tune: str = "on"
-    targets: tuple[str, ...] | None = None
-    jobs: int | None = 2
-    keep: bool = False
-    lock: str = "auto"
 
 
 @dataclass

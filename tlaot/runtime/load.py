@@ -60,11 +60,11 @@ def load(
 ) -> Kernels:
     """The kernels of an installed package.
 
-    They are looked for in the package, in its companions (distributions with an entry point of its name in the group
-    ``tlaot.kernels``), and in the folders of ``TLAOT_PATH``; together they are one set.
+    They are looked for in the package, in its companions (distributions with its name in theirs and an entry point of it in the
+    group ``tlaot.kernels``), and in the folders of ``TLAOT_PATH``; together they are one set.
 
-    Reads a JSON file a place (of each kernel the entries, when it is first asked for) and imports tvm_ffi. The package is not imported, no device is touched and no binary is loaded
-    until a kernel is called.
+    Reads a JSON file a place (of each kernel the entries, when it is first asked for) and imports tvm_ffi. The package is not
+    imported, no device is touched and no binary is loaded until a kernel is called.
 
     Args:
         package: Import name of the package that embeds the kernels.

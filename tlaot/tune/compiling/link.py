@@ -19,7 +19,7 @@ from ...manifest import DIRECT, DIRECT_TYPE
 from ...target import Target
 from ..frontends.lowered import Lowered
 from .glue import plan_source
-from .toolchain import HostCompiler, Toolchain, run_tool
+from .toolchain import KILLED, HostCompiler, Toolchain, run_tool
 
 __all__ = ["EXECUTABLE", "audit_executable", "link_direct", "link_executable"]
 
@@ -29,7 +29,7 @@ NATIVE = Path(__file__).parents[1] / "native"
 _TIMEOUT = 300.0
 
 # How it reads that somebody killed a tool, or what it had started, and how often that may happen.
-_KILLED, _MOST_KILLED = ("Killed signal", "Terminated signal", "exit status -9", "exit status -15"), 3
+_KILLED, _MOST_KILLED = (*KILLED, "exit status -9", "exit status -15"), 3
 _COMMON = ("-fPIC", "-fvisibility=hidden", "-fno-ident", "-ffunction-sections", "-fdata-sections")
 # -Os: a page less in each binary, and a call's time is the driver's and the argument checks' memory accesses all the same.
 _FIXED = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-asynchronous-unwind-tables")

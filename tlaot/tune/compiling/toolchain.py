@@ -20,6 +20,7 @@ from ..children.processes import Spawned, kill_trees
 from . import nvrtc
 
 __all__ = [
+    "KILLED",
     "CudaCompiler",
     "HostCompiler",
     "Toolchain",
@@ -31,6 +32,9 @@ __all__ = [
 
 _INSTALL_CC = "Install one: apt-get install gcc g++ (Debian, Ubuntu), dnf install gcc gcc-c++ (Fedora), or set CC."
 _INSTALL_NVCC = "Install CUDA 12.8 or later, or: pip install 'nvidia-cuda-nvcc>=13' 'nvidia-cuda-runtime>=13' 'nvidia-cuda-cccl>=13'"
+
+# gcc's words where somebody, or the machine out of memory, has killed what it had started.
+KILLED = ("Killed signal", "Terminated signal")
 
 
 @dataclass(frozen=True)

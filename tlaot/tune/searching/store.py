@@ -25,6 +25,7 @@ from ...errors import PackageError
 from ...manifest import FileDigest, digest_of, param_from_json, param_to_json
 from ..children.child import Failed
 from ..compiling.compile import EXECUTABLE, Built
+from ..compiling.toolchain import KILLED
 from ..measuring.timing import Timing
 from ..specs.plan import Candidate
 
@@ -34,10 +35,7 @@ _MEASUREMENTS = "measurements.jsonl"
 _BUILT = "built.json"
 # Failures that say nothing of the candidate: the next tuning tries it again.
 _PASSING_STAGES = ("start", "prepare")
-# "Killed signal", "Terminated signal" are gcc's words for what befell its own compiler.
-_PASSING_REASONS = (
-    "SIGKILL", "SIGTERM", "SIGINT", "Killed signal", "Terminated signal", "out of memory", "No space left", "MemoryError",
-)  # fmt: skip
+_PASSING_REASONS = ("SIGKILL", "SIGTERM", "SIGINT", *KILLED, "out of memory", "No space left", "MemoryError")
 
 
 @dataclass(frozen=True)
