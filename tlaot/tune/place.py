@@ -6,13 +6,16 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["find_source_root", "hold_project", "work_folder"]
+__all__ = ["find_source_root", "hold_project", "sweep", "work_folder"]
 
 # Locks that this process holds. They are kept until it ends: what a build wrote is read again when the wheel is zipped.
 _held: dict[Path, int] = {}
+
+_PATIENCE = 10.0  # s for the processes of a killed build to be gone
 
 
 def work_folder(project: Path) -> Path:
@@ -45,10 +48,22 @@ def hold_project(project: Path, say: Callable[[str], None]) -> None:
         say("tlaot: another process builds this project; waiting for it to end")
         fcntl.flock(handle, fcntl.LOCK_EX)
     _held[folder] = handle
-    for left in folder.glob("run-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    sweep(folder)
     for torn in folder.glob("records/**/.*"):  # write_atomically's
         torn.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the scratch folders in a build folder that this process holds, or has to itself.
+
+    The compilers of a killed build die a moment after it, and may be writing until then.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    for left in folder.glob("run-*"):
+        shutil.rmtree(left, ignore_errors=True)
+        while left.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def find_source_root(project: Path, package: str) -> Path:

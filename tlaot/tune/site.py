@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from .locks.lock_file import read_lock
 from .locks.record import digest_sources
 from .locks.sources import modules_of
 from .machine import Machine, inspect_machine
-from .place import hold_project, work_folder
+from .place import hold_project, sweep, work_folder
 from .specs.spec import Spec
 from .telling.journal import Journal
 
@@ -106,7 +105,7 @@ def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[
         folders = (base / "records", base / "store")
         yield Site(spec, source_root, workshop, machine, *folders, sources, lock_path, lock, journal, settings)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        sweep(base)  # its own, and what a dying compiler of a build before may have made again
 
 
 def equip(site: Site, target: Target) -> Site:
