@@ -316,3 +316,15 @@ def test_find_spec(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.tlaot]\nspce = "other.toml"\n', encoding="utf-8")
     with pytest.raises(SpecError, match="did you mean 'spec'"):
         find_spec(tmp_path)
+
+
+def test_a_shape_may_have_what_toml_has_no_value_for(tmp_path: Path) -> None:
+    """As a table that says what it is; a list of such is multiplied out like any other."""
+    made = '{ make = "pk:Cast", with = { block = { tuple = [1, 128] } } }'
+    lines = f'shapes = {{ M = 1, dtype = [{{ dtype = "bfloat16" }}, {{ dtype = "torch.float32" }}], c = {made} }}'
+    spec = read(tmp_path, HEAD + KERNEL.replace("shapes = [{ N = 1024 }]", lines))
+    first, second = spec.kernels[0].shapes
+    assert (first["dtype"], second["dtype"]) == ({"dtype": "bfloat16"}, {"dtype": "torch.float32"})
+    assert first["c"] == {"make": "pk:Cast", "with": {"block": {"tuple": [1, 128]}}}
+    with pytest.raises(SpecError, match="is not a number, bool or string"):
+        read(tmp_path, HEAD + KERNEL.replace("{ N = 1024 }", '{ M = { of = "something" } }'))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
+from ..keys import KeyValueError, encode, key_of
 from ..manifest import Param, Variant
 from ..plain import record
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, read_target
@@ -207,12 +208,28 @@ def refuse_place(variant: Variant, place: Place) -> Iterable[tuple[str, str]]:
 
 def _factory_mismatches(variant: Variant, factory_args: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for name, value in factory_args.items():
-        # True == 1 in Python, yet they are different workloads.
-        if name not in variant.shape or not isinstance(value, (bool, int, float, str, type(None))):
+        if name not in variant.shape or not _has_key(value):
             yield "factory", f"has no factory argument {name} of this kind"
             continue
-        if variant.shape.get(name) != value or isinstance(variant.shape.get(name), bool) != isinstance(value, bool):
-            yield "factory", f"{name} is {variant.shape.get(name)!r}, asked for {value!r}"
+        if not _is_same(variant.shape[name], value):
+            yield "factory", f"{name} is {variant.shape[name]!r}, asked for {value!r}"
+
+
+def _has_key(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return True
+    try:
+        encode(value)
+    except KeyValueError:
+        return False
+    return True
+
+
+def _is_same(packaged: Any, asked: Any) -> bool:
+    if isinstance(packaged, (bool, int, float, str)) and isinstance(asked, (bool, int, float, str)):
+        # True == 1 in Python, yet they are different workloads.
+        return packaged == asked and isinstance(packaged, bool) == isinstance(asked, bool)
+    return key_of(encode(asked)) == key_of(packaged)
 
 
 def _target_mismatches(target: Target, place: Place) -> Iterable[tuple[str, str]]:

@@ -60,8 +60,8 @@ def check_factory_names(where: str, variants: Sequence[Variant], factory_args: M
 def refuse_binding(where: str, variants: Sequence[Variant], factory_args: Mapping[str, Any]) -> CallError:
     """The error for arguments of the factory, each of which exists, that no variant was packaged with."""
     asked = ", ".join(f"{name}={value!r}" for name, value in factory_args.items())
-    packaged = {tuple((name, v.shape[name]) for name in factory_args if name in v.shape) for v in variants}
-    listed = sorted(", ".join(f"{name}={value!r}" for name, value in one) for one in packaged if one)
+    packaged = [[(name, v.shape[name]) for name in factory_args if name in v.shape] for v in variants]
+    listed = sorted({", ".join(f"{name}={value!r}" for name, value in one) for one in packaged if one})
     return CallError(where, f"no variant was packaged with {asked}", f"Packaged are: {'; '.join(listed)}.")
 
 

@@ -7,10 +7,10 @@ that equals one and the same size in all of them is taken to be that size.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..keys import spell_key
 from ..manifest import Variant
 from .dispatch import Argument, given_params
 
@@ -69,8 +69,7 @@ def infer_workloads(
 
 def spell_toml(workload: Mapping[str, Any]) -> str:
     """A workload as an entry of ``shapes``: ``{ M = 300, causal = true }``."""
-    # JSON's numbers, strings, true and false are TOML's.
-    return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in workload.items()) + " }"
+    return spell_key(workload)
 
 
 def _is_alike(variant: Variant, arguments: Sequence[Argument]) -> bool:

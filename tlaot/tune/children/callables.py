@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SpecError, did_you_mean
+from ...keys import KeyValueError, decode, encode
 from .child import one_line
 from .parcel import PREFIX, open_parcel
 
@@ -90,7 +91,8 @@ def raised(error: BaseException) -> str:
 
 
 def call_with_known(function: Any, arguments: Mapping[str, Any]) -> Any:
-    """Call a function with those keyword arguments that it takes."""
+    """Call a function with those keyword arguments that it takes, as the factory gets them."""
+    arguments = {name: decode(value, name) for name, value in arguments.items()}
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return function(**arguments)
@@ -163,7 +165,7 @@ def _key(key: Any, where: str) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A value as JSON has it: numpy's numbers are taken for Python's, tuples for lists.
+    """A value as JSON has it: numpy's numbers are taken for Python's, tuples for lists; what JSON has not, as keys have it.
 
     Raises:
         SpecError: It is something else, or a number that is not finite: a package records what it was tuned with.
@@ -172,13 +174,17 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(item, where) for item in value]
     if isinstance(value, Mapping):
         return {_key(key, where): _plain(item, where) for key, item in value.items()}
-    if not isinstance(value, (bool, int, float, str, type(None))) and callable(getattr(value, "item", None)):
-        value = value.item()
+    if type(value) not in (bool, int, float, str, type(None)):
+        try:
+            value = encode(value, where)
+        except KeyValueError:
+            if not isinstance(value, (bool, int, float, str)) and callable(getattr(value, "item", None)):
+                value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         raise SpecError(where, f"is not a finite number, got {value!r}", "Leave it out, or give a number.")
     if isinstance(value, str) and not value.isprintable() and any("\ud800" <= c <= "\udfff" for c in value):
         raise SpecError(where, f"is not valid text, got {value!r}", "Correct it.")
-    if not isinstance(value, (bool, int, float, str, type(None))):
+    if not isinstance(value, (bool, int, float, str, type(None), Mapping)):
         raise SpecError(
             where,
             f"is not a number, bool, string or list of such, got {value!r}",

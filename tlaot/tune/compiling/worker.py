@@ -21,6 +21,7 @@ from typing import Any
 from ...atomic import dump_json, write_atomically
 from ...elf import is_elf
 from ...errors import BuildError, SpecError
+from ...keys import decode
 from ...manifest import param_to_json
 from ...target import Target, read_target
 from ..children.bound import Bound
@@ -121,7 +122,8 @@ class Worker:
         announce("elaborate")
         frontend = import_frontend(self._name)
         factory = resolve(request["factory"], request["where"])
-        shape, config = request["shape"], request["config"]
+        shape = decode(request["shape"], f"{request['where']} shapes")
+        config = decode(request["config"], f"{request['where']} configs")
         if isinstance(factory, Bound):
             factory, shape, config = factory.unwrap(shape, config)
         announce("lower")

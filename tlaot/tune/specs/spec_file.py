@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import SpecError
+from ...keys import is_tagged
 from ...target import Target
 from .arithmetic import check_expression
 from .dynamic import open_shape, read_dynamic
@@ -258,11 +259,12 @@ def _scalar_table(table: Any, where: str) -> dict[str, Any]:
         raise SpecError(where, f"is not a table, got {table!r}", "Write { M = 1024, N = [512, 1024] }.")
     for key, value in table.items():
         for item in value if isinstance(value, list) else [value]:
-            if not isinstance(item, _SCALARS):
+            if not isinstance(item, _SCALARS) and not is_tagged(item):
                 raise SpecError(
                     f"{where} {key}",
                     f"is not a number, bool or string, got {item!r}",
-                    "Use a callable for arguments of other kinds.",
+                    'Write { dtype = "bfloat16" }, { none = true }, { tuple = [1, 2] }, { object = "module:name" } or '
+                    '{ make = "module:Class", with = { ... } } for arguments of other kinds, or use a callable.',
                 )
     return table
 
