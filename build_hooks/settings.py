@@ -28,7 +28,7 @@ neither ``os.environ`` nor a module's global state changes."""
 PREFIX = "TLAOT_"
 TUNE_CHOICES = ("on", "off", "force")
 LOCK_CHOICES = ("auto", "update", "frozen", "ignore")
-KEYS = ("tune", "lock", "targets", "jobs", "keep")
+KEYS = ("tune", "lock", "targets", "jobs", "keep", "executor", "devices")
 # Of kernels at run time and of the autotuner in Python (its autotuner/settings.py has the same list; a test compares
 # them): a build leaves them alone.
 RUN_TIME_VARIABLES = (
@@ -80,6 +80,8 @@ class Settings:
         keep: Ship ``device_kernel.cu``, ``host_kernel.c`` and ``kernel.cubin`` beside each binary.
         lock: What ``tltune.lock`` is to the build. ``"auto"`` takes what holds of it and tunes the rest where there is a device;
             ``"update"`` also writes what it found; ``"frozen"`` tunes nothing; ``"ignore"`` builds as if there were none.
+        executor: Where it is compiled and measured, one of ``tlaot.tune.specs.spec.EXECUTORS``; None for what the spec says.
+        devices: Numbers of the GPUs to measure on; None for every one that is visible and runs the target.
     """
 
     tune: Tune = "on"
@@ -87,6 +89,8 @@ class Settings:
     jobs: int | None = None
     keep: bool = False
     lock: Lock = "auto"
+    executor: str | None = None
+    devices: tuple[int, ...] | None = None
 
 
 def read_settings(config_settings: ConfigSettings, environ: Mapping[str, str]) -> Settings:
@@ -105,7 +109,7 @@ def read_settings(config_settings: ConfigSettings, environ: Mapping[str, str]) -
             raise _unknown(f"environment variable {name}", name, known)
     for key, value in (config_settings or {}).items():
         if key in KEYS:
-            texts[key] = (f"-C {key}", _join(f"-C {key}", value, several=key == "targets"))
+            texts[key] = (f"-C {key}", _join(f"-C {key}", value, several=key in ("targets", "devices")))
         elif key not in SETUPTOOLS_KEYS:
             raise _unknown(f"-C {key}", key, (*KEYS, *SETUPTOOLS_KEYS))
 
@@ -125,6 +129,8 @@ def read_settings(config_settings: ConfigSettings, environ: Mapping[str, str]) -
         targets=_targets(*given["targets"]) if "targets" in given else None,
         jobs=_jobs(*given["jobs"]) if "jobs" in given else None,
         keep=_flag(*given["keep"]) if "keep" in given else False,
+        executor=_executor(*given["executor"]) if "executor" in given else None,
+        devices=_devices(*given["devices"]) if "devices" in given else None,
     )
 
 
@@ -132,7 +138,10 @@ def show_settings(settings: Settings) -> str:
     """One line for the log: every setting, defaults too, as it could be typed after ``-C``."""
     targets = "(the spec's)" if settings.targets is None else ",".join(settings.targets)
     jobs = "(all processors)" if settings.jobs is None else str(settings.jobs)
-    return f"tlaot: tune={settings.tune} lock={settings.lock} targets={targets} jobs={jobs} keep={str(settings.keep).lower()}"
+    executor = settings.executor or "(the spec's)"
+    devices = "(all)" if settings.devices is None else ",".join(map(str, settings.devices))
+    shown = f"tune={settings.tune} lock={settings.lock} targets={targets} jobs={jobs} keep={str(settings.keep).lower()}"
+    return f"tlaot: {shown} executor={executor} devices={devices}"
 
 
 def _unknown(where: str, name: str, known: Iterable[str]) -> SpecError:
@@ -177,6 +186,27 @@ def _jobs(where: str, text: str) -> int:
             where, f"expected a whole number of at least 1, got {text!r}", f"Write {where}=2, for instance."
         )
     return int(text)
+
+
+def _executor(where: str, text: str) -> str:
+    from ..tune.specs.spec import EXECUTORS
+
+    if text not in EXECUTORS:
+        hint = did_you_mean(text, EXECUTORS)
+        raise SpecError(where, f"expected {', '.join(EXECUTORS)}, got {text!r}{hint}", f"Write {where}=local.")
+    return text
+
+
+def _devices(where: str, text: str) -> tuple[int, ...]:
+    """Whether there are such devices shows later; those that there are not are told of and ignored."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or not all(name.isdecimal() for name in names):
+        raise SpecError(
+            where,
+            f"expected numbers of GPUs, got {text!r}",
+            f"Write {where}=0,1, as CUDA counts those that are visible.",
+        )
+    return tuple(dict.fromkeys(map(int, names)))
 
 
 def _flag(where: str, text: str) -> bool:

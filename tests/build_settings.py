@@ -16,3 +16,5 @@ class Settings:
     jobs: int | None = 2
     keep: bool = False
     lock: str = "auto"
+    executor: str | None = None
+    devices: tuple[int, ...] | None = None

@@ -64,9 +64,19 @@ def test_what_the_lock_is_to_a_build() -> None:
     assert read_settings({"lock": ""}, {}).lock == "auto"
 
 
+def test_settings_of_devices() -> None:
+    assert read_settings({"devices": ["1", "0, 1"]}, {"TLAOT_DEVICES": "7"}).devices == (1, 0)
+    assert read_settings(None, {"TLAOT_DEVICES": "2", "TLAOT_EXECUTOR": "local"}) == Settings(
+        executor="local", devices=(2,)
+    )
+
+
 def test_settings_are_shown_on_one_line() -> None:
     shown = show_settings(Settings("force", ("cuda:sm_80",), 2, True))
-    assert shown == "tlaot: tune=force lock=auto targets=cuda:sm_80 jobs=2 keep=true"
+    assert (
+        shown == "tlaot: tune=force lock=auto targets=cuda:sm_80 jobs=2 keep=true executor=(the spec's) devices=(all)"
+    )
+    assert show_settings(Settings(executor="local", devices=(0, 2))).endswith(" executor=local devices=0,2")
 
 
 @pytest.mark.parametrize(
@@ -85,6 +95,9 @@ def test_settings_are_shown_on_one_line() -> None:
         ({"jobs": "two"}, {}, r"got 'two'"),
         ({"jobs": ["1", "2"]}, {}, r"-C jobs: given 2 times"),
         ({"keep": "perhaps"}, {}, r"-C keep: expected true or false, got 'perhaps'"),
+        ({"executor": "locale"}, {}, r"-C executor: expected local.*, got 'locale', did you mean 'local'\?"),
+        ({}, {"TLAOT_EXECUTOR": "lokal"}, r"TLAOT_EXECUTOR: expected local.*, did you mean 'local'\?"),
+        ({"devices": "one"}, {}, r"-C devices: expected numbers of GPUs, got 'one'\nWrite -C devices=0,1"),
         ({"targets": "cuda:90"}, {}, r"-C targets: a cuda target names an architecture, got 'cuda:90'"),
         ({"targets": "llvm:native"}, {}, r"-C targets: a wheel must not depend on the machine"),
     ],

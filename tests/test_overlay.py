@@ -537,6 +537,8 @@ def test_kernels_that_tvm_made(make: Make, tmp_path: Path, capsys: pytest.Captur
         jobs: int = 2
         keep: bool = False
         lock: str = "auto"
+        executor: str | None = None
+        devices: tuple[int, ...] | None = None
 
     make("rt_other", build(V1))  # puts the folder on sys.path
     package = tmp_path / "site" / "rt_tvm"

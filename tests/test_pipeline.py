@@ -563,7 +563,7 @@ def test_an_interrupt_leaves_no_process_and_no_file(project: Project) -> None:
         "import sys; from pathlib import Path; from types import SimpleNamespace as S\n"
         "from tlaot.tune.pipeline import build_package\n"
         "p = Path(sys.argv[1])\n"
-        "build_package(p / 'tltune.toml', p, p / 'out' / '_tlaot', S(tune='on', targets=None, jobs=2, keep=False, lock='auto'), print)\n"
+        "build_package(p / 'tltune.toml', p, p / 'out' / '_tlaot', S(tune='on', targets=None, jobs=2, keep=False, lock='auto', executor=None, devices=None), print)\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(

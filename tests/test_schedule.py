@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,12 +18,12 @@ import pytest
 from tlaot.errors import SpecError
 from tlaot.manifest import digest_of
 from tlaot.target import parse_target
-from tlaot.tune.children.child import Failed
+from tlaot.tune.children.child import Failed, Lost
 from tlaot.tune.compiling.compile import Built
 from tlaot.tune.locks.record import candidate_keys
+from tlaot.tune.measuring import tasks
 from tlaot.tune.measuring.measure import Decision, Measured
 from tlaot.tune.measuring.timing import Timing
-from tlaot.tune.searching import schedule
 from tlaot.tune.searching.schedule import Stand, Tuned, tune_workloads
 from tlaot.tune.searching.search import make_search
 from tlaot.tune.searching.store import Store
@@ -54,11 +55,15 @@ class Play:
     most_compiling: int = 0
     overlapped: bool = False
     killed: int = 0
+    lose: Callable[[Candidate], bool] = lambda c: False
     limits: list[float | None] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.threads = ThreadPoolExecutor(self.jobs)
+
+    def close(self) -> None:
+        self.threads.shutdown()
 
     def submit(self, candidate: Candidate) -> Future[Built | Failed]:
         return self.threads.submit(self._compile, candidate)
@@ -79,50 +84,61 @@ class Play:
         (folder / "executable.so").write_bytes(made.encode())
         return Built(folder, digest_of(made.encode()), (), (1,), {"name": "tvm"}, {})
 
-    def kill(self) -> None:
-        self.killed += 1
+    def wake(self) -> None:
+        time.sleep(self.seconds * 5)
 
-    def prepare(self, child: Any, workload: Workload, built: Built) -> None:
+    def prepare(self, workload: Workload, built: Built) -> None:
         with self.lock:
             self.prepared.append(workload.path)
         if self.mistake:
             raise SpecError("k reference", self.mistake, "Mend it.")
 
-    def screen(
-        self, child: Any, workload: Workload, candidate: Candidate, built: Built, stop_above: float | None, say: Any
-    ) -> Measured | Failed:
+    def screen(self, candidate: Candidate, built: Built, stop_above: float | None) -> Timing | Failed:
         self.overlapped |= self.compiling > 0
         with self.lock:
             self.screened.append(candidate.label)
             self.limits.append(stop_above)
         time.sleep(self.seconds * random.random())
+        if self.lose(candidate):
+            raise Lost(Failed("check", "crashed with SIGKILL"))
         found = self.measure(candidate)
-        return found if isinstance(found, Failed) else Measured(candidate, built, Timing(found, 0.01, 9, "cudagraph"))
+        return found if isinstance(found, Failed) else Timing(found, 0.01, 9, "cudagraph")
 
-    def decide(
-        self, workload: Workload, results: Mapping[int, Measured | Failed], child: Any, *, preferred: Any, journal: Any
-    ) -> Decision:
+    def decide(self, workload: Workload, results: Mapping[int, Measured | Failed], preferred: Any) -> Decision:
         assert self.compiling == 0, "it is decided while candidates compile"
         self.decided.append(f"{workload.path} {[dict(config) for config in preferred]}")
         times = {index: result.timing.latency for index, result in results.items() if isinstance(result, Measured)}
         return Decision(dict(results), min(times, key=times.__getitem__) if times else None, None, True, ())
 
 
+class PlayedDevice:
+    """One of several devices of a play."""
+
+    apart = False
+
+    def __init__(self, play: Play, name: str) -> None:
+        self.play, self.name, self.gone = play, name, False
+        self.thread = ThreadPoolExecutor(1)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        assert function in (tasks.wake, tasks.prepare, tasks.screen, tasks.decide)
+        return self.thread.submit(getattr(self.play, function.__name__), *arguments)
+
+    def kill(self) -> None:
+        self.play.killed += 1
+
+
 @pytest.fixture
-def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Tuned], Play]]:
+def tune(tmp_path: Path) -> Callable[..., tuple[dict[str, Tuned], Play]]:
     def run(
         search: str = "exhaustive",
         overlap: bool = True,
-        children: int = 1,
+        devices: int = 1,
         configs: Any = CONFIGS,
         budget: Budget = Budget(),  # noqa: B008 - frozen
         **play: Any,
     ) -> tuple[dict[str, Tuned], Play]:
         stage = Play(tmp_path, **{key: value for key, value in play.items() if key != "stand"})
-        monkeypatch.setattr(schedule, "screen", stage.screen)
-        monkeypatch.setattr(schedule, "decide", stage.decide)
-        monkeypatch.setattr(schedule, "prepare_workload", stage.prepare)
-        monkeypatch.setattr(schedule, "wake", lambda child: time.sleep(stage.seconds * 5))
         kernel = KernelSpec(
             "k", "tvm", "m:f", (TARGET,), SHAPES, tuple(configs), "tltune.toml", search=search, budget=budget
         )
@@ -130,8 +146,8 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
         store = Store(tmp_path / "store", lambda c: candidate_keys(c, "s", {}, "d"), print)
         journal = Journal(tmp_path / "autotuner.log", lambda text: None)
         stand = Stand(
-            pool=stage,  # type: ignore[arg-type]
-            children=[stage] * children,  # type: ignore[list-item]
+            pool=stage,
+            devices=[PlayedDevice(stage, f"played:{number}") for number in range(devices)],
             store=store,
             journal=journal,
             progress=Progress(lambda text: None, None),
@@ -153,9 +169,9 @@ def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("children", [1, 3])
-def test_every_candidate_is_compiled_and_screened_once(tune: Any, overlap: bool, children: int) -> None:
-    found, play = tune(overlap=overlap, children=children)
+@pytest.mark.parametrize("devices", [1, 3])
+def test_every_candidate_is_compiled_and_screened_once(tune: Any, overlap: bool, devices: int) -> None:
+    found, play = tune(overlap=overlap, devices=devices)
     assert len(play.compiled) == len(set(play.compiled)) == len(SHAPES) * len(CONFIGS)
     assert sorted(play.screened) == sorted(play.compiled)
     assert [tuned.decision.winner_index for tuned in found.values()] == [0, 0, 0]
@@ -296,3 +312,21 @@ def test_a_search_that_waits_for_results_gets_them(tune: Any, overlap: bool, mon
     outcomes = [outcome for tuned in found.values() for outcome in tuned.outcomes]
     assert tried == sum(isinstance(outcome, Measured) for outcome in outcomes)
     assert len(outcomes) == len(SHAPES) * len(CONFIGS)
+
+
+def test_a_candidate_that_is_lost_is_given_out_again(tune: Any) -> None:
+    """It is no failure of its own; what is lost each time is given up, and the store does not keep that."""
+    often: Counter[str] = Counter()
+
+    def lose(candidate: Candidate) -> bool:
+        often[candidate.label] += 1
+        return (candidate.index == 3 and often[candidate.label] < 3) or candidate.index == 5
+
+    found, play = tune(lose=lose, devices=2)
+    assert Counter(play.screened) == often
+    for tuned in found.values():
+        assert isinstance(tuned.outcomes[3], Measured)
+        assert tuned.outcomes[5] == Failed("check", "crashed with SIGKILL")
+    assert {count for label, count in often.items() if "#5" in label or "#3" in label} == {3}
+    _, play = tune()
+    assert len(play.screened) == len(SHAPES), "what was lost each time is tried by the next tuning"

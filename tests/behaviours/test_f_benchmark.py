@@ -70,6 +70,9 @@ def test_055_which_devices_measure(lab: Any, place: Path) -> None:
 
     assert devices("cuda:sm_90a") == ["cuda:0"]
     assert devices("cuda:sm_90a", benchmark_multi_gpu=True) == ["cuda:0", "cuda:1"]  # one model: times compare
+    assert said.pop() == (
+        "tlaot: cuda:sm_90a: measuring on H200 only; times of other models are not compared: cuda:2 (H100)"
+    )
     assert devices("cuda:sm_90a", benchmark_devices=[1]) == ["cuda:1"]
     assert not said
     assert devices("cuda:sm_90a", benchmark_devices=[1, 7]) == ["cuda:1"]

@@ -20,6 +20,8 @@ class Settings:
     jobs: int | None
     keep: bool
     lock: str = "auto"
+    executor: str | None = None
+    devices: tuple[int, ...] | None = None
 
 
 def main() -> None:

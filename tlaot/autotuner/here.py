@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import BuildError, SpecError
 from ..target import Target, parse_target
 from ..tune.compiling.toolchain import Toolchain, find_toolchain
+from ..tune.executors.local import fitting_gpus
 from ..tune.frontends import FRONTENDS
 from ..tune.machine import Machine, inspect_machine
 from ..tune.measuring.timing import CPU_CLOCKS, CUDA_CLOCKS
@@ -135,12 +136,4 @@ def choose_devices(request: Request, target: Target, machine: Machine, journal: 
         )
     if not several:
         return [f"cuda:{fitting[0].index}"]
-    chosen = fitting
-    if run.benchmark_devices is not None:
-        visible = [gpu.index for gpu in machine.gpus]
-        invalid = [index for index in run.benchmark_devices if index not in {gpu.index for gpu in fitting}]
-        if invalid:
-            journal.say(f"Ignoring invalid benchmark device ids {invalid}. Visible CUDA device ordinals are {visible}.")
-        chosen = [gpu for gpu in fitting if gpu.index in run.benchmark_devices] or fitting[:1]
-    # Times of different models say nothing about each other.
-    return [f"cuda:{gpu.index}" for gpu in chosen if gpu.name == chosen[0].name]
+    return [f"cuda:{gpu.index}" for gpu in fitting_gpus(target, machine, run.benchmark_devices, journal.say)]

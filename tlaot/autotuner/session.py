@@ -6,15 +6,16 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import BuildError, SpecError
 from ..target import Target
-from ..tune.children.child import Child, Failed
+from ..tune.children.child import Failed
 from ..tune.compiling.compile import Built, CompilePool, Workshop, compile_candidates
+from ..tune.executors.local import open_devices
 from ..tune.locks.lock import doubts_of, latencies
 from ..tune.measuring.measure import Measured
 from ..tune.searching.schedule import Outcome, Stand, Tuned, tune_workloads
@@ -68,10 +69,9 @@ def tune(
     with ExitStack() as stack:
         stand = Stand(
             pool=stack.enter_context(CompilePool(request.factory.frontend, target, workshop)),
-            children=[
-                stack.enter_context(_killed(workshop.measurer(device)))
-                for device in choose_devices(request, target, machine, journal)
-            ],
+            devices=stack.enter_context(
+                open_devices(choose_devices(request, target, machine, journal), workshop, journal)
+            ),
             store=Store(None if keys is None else store, keys or _no_keys, journal.say),
             journal=journal,
             progress=stack.enter_context(journal.show(len(workload.configs), workload.label)),
@@ -126,14 +126,6 @@ def _workshop(
 ) -> Workshop:
     toolchain = toolchain_here(target.is_cuda)
     return Workshop(scratch, search_path, environ, journal.path, resolve_num_workers(count), toolchain, {})
-
-
-@contextmanager
-def _killed(child: Child) -> Iterator[Child]:
-    try:
-        yield child
-    finally:
-        child.kill()
 
 
 def _no_keys(candidate: Candidate) -> Keys:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from ..errors import SpecError
+from ..errors import SpecError, did_you_mean
 from .filters import read_shape
 from .spelling import counted
 
 __all__ = ["add", "add_spec_options", "locate_spec"]
 
+
+_Value = TypeVar("_Value")
 
 _DESCRIPTION = """\
 Tunes what tltune.lock has no evidence of, or none that holds, and writes the lock. What no device of this machine can measure is
@@ -22,6 +27,7 @@ examples:
   tlaot tune
   tlaot tune --kernel matmul --target cuda:sm_90a
   tlaot tune --shape M=4096,N=4096 --force      measure again what is known, too
+  tlaot tune --devices 0,1                      on two of the GPUs; by default on all of one model
 """
 
 
@@ -34,6 +40,8 @@ class _Settings:
     jobs: int | None
     keep: bool = False
     lock: str = "update"
+    executor: str | None = None
+    devices: tuple[int, ...] | None = None
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,6 +61,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--force", action="store_true", help="measure again what is known, too")
     parser.add_argument("--jobs", metavar="N", type=_jobs, help="compile so many candidates at once")
+    parser.add_argument(
+        "--devices", metavar="0,1,...", type=_devices, help="measure on these GPUs only; by default on all of one model"
+    )
+    parser.add_argument(
+        "--executor",
+        metavar="NAME",
+        type=_executor,
+        help="where it is compiled and measured; by default what the spec says",
+    )
     add_spec_options(parser)
     parser.set_defaults(run=_tune)
 
@@ -95,13 +112,44 @@ def _jobs(text: str) -> int:
     return int(text)
 
 
+def _devices(text: str) -> tuple[int, ...]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(name.isdecimal() for name in names):
+        raise argparse.ArgumentTypeError(f"expected numbers of GPUs, 0,1 for instance, got {text!r}")
+    return tuple(dict.fromkeys(map(int, names)))
+
+
+def _executor(text: str) -> str:
+    from ..tune.specs.spec import EXECUTORS
+
+    if text not in EXECUTORS:
+        known = ", ".join(EXECUTORS)
+        raise argparse.ArgumentTypeError(f"unknown executor {text!r}{did_you_mean(text, EXECUTORS)}; known: {known}")
+    return text
+
+
+def _variable(name: str, read: Callable[[str], _Value]) -> _Value | None:
+    """What a variable says that a build reads, too: where a job's script sets it, it is set for all that the job runs."""
+    text = os.environ.get(name, "").strip()
+    try:
+        return read(text) if text else None
+    except argparse.ArgumentTypeError as error:
+        raise SpecError(name, str(error), "Correct it, or unset it.") from None
+
+
 def _tune(options: argparse.Namespace) -> int:
     from ..target import parse_target
     from ..tune.pipeline import Selection, tune_project
 
     path, source_root = locate_spec(options)
     targets = None if options.target is None else tuple(str(parse_target(text, "--target")) for text in options.target)
-    settings = _Settings("force" if options.force else "on", targets, options.jobs)
+    settings = _Settings(
+        tune="force" if options.force else "on",
+        targets=targets,
+        jobs=options.jobs,
+        executor=options.executor or _variable("TLAOT_EXECUTOR", _executor),
+        devices=options.devices or _variable("TLAOT_DEVICES", _devices),
+    )
     selection = Selection(tuple(options.kernel), options.shape, tolerant=targets is None)
     count = tune_project(path, source_root, settings, selection, lambda line: print(line, flush=True))
     print(

@@ -15,7 +15,7 @@ from typing import Any
 from .. import __version__
 from ..audit.build import audit_built_folder
 from ..errors import BuildError, SpecError, did_you_mean
-from .compiling.compile import Built, CompilePool
+from .compiling.compile import Built
 from .compiling.link import link_direct
 from .groups import Work, all_groups, choose_groups, lacking_device, plan_group, refuse_nothing
 from .known import Known, drop_hopeless, is_locked, keep_buildable, recall, stand_in_key
@@ -182,7 +182,7 @@ def _make_group(work: Work, known: Known, found: Mapping[Key, Entry], site: Site
         return candidate_keys(candidate, site.sources, work.tools, site.machine.device_name(group.target))
 
     store = Store(site.store, identify, site.journal.say, site.fresh)
-    with CompilePool(group.frontend, group.target, site.workshop) as pool:
+    with site.executor.compilers(group.frontend, group.target, site.workshop) as pool:
         if group.stand_in is None:
             entries = choose_what_ships(work, settle_group(work, known, pool, store, site))
             wide, parts, special = spread(work, entries)

@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import BuildError, TuningError
 from ..manifest import Bucket
 from .children.child import Failed
-from .compiling.compile import Built, CompilePool
+from .compiling.compile import Built
+from .executors.seam import Compilers
 from .groups import Work
 from .locks.fit import describe_tools, same_device_tools, same_frontend, spec_fields, why_stale
 from .locks.lock import LOCK_NAME, Entry, doubts_of, key_of_workload, latency_of
@@ -57,7 +58,7 @@ def choose_what_ships(work: Work, entries: Mapping[str, Entry]) -> dict[str, Ent
     return chosen
 
 
-def rebuild(work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site) -> dict[str, Built]:
+def rebuild(work: Work, entries: Mapping[str, Entry], pool: Compilers, store: Store, site: Site) -> dict[str, Built]:
     """The binaries of what ships, from the store or compiled at the same time.
 
     Raises:
@@ -76,7 +77,7 @@ def rebuild(work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: 
 
 
 def spread_stand_ins(
-    work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site
+    work: Work, entries: Mapping[str, Entry], pool: Compilers, store: Store, site: Site
 ) -> tuple[Work, dict[str, Entry], dict[str, Ships]]:
     """:func:`~tlaot.tune.parts.spread` for workloads that take another target's winners: a config of a dynamic one that does not build
     for this target gives place to those that were measured beside it.
@@ -117,7 +118,7 @@ def _refuse_passing(candidate: Candidate, failure: Failed) -> None:
 
 
 def rebuild_stand_ins(
-    work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site
+    work: Work, entries: Mapping[str, Entry], pool: Compilers, store: Store, site: Site
 ) -> tuple[dict[str, Entry], dict[str, Built]]:
     """The binaries of workloads that take another target's winners, and the entries with the configs that they took.
 
@@ -277,7 +278,7 @@ def _candidate(workload: Workload, config: Mapping[str, Any]) -> Candidate:
 
 
 def _compile_all(
-    work: Work, entries: Mapping[str, Entry], pool: CompilePool, store: Store, site: Site
+    work: Work, entries: Mapping[str, Entry], pool: Compilers, store: Store, site: Site
 ) -> dict[str, Built | Failed]:
     waiting: dict[str, tuple[Candidate, Built | Future[Built | Failed]]] = {}
     for path, entry in entries.items():

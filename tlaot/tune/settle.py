@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from ..errors import TuningError
 from ..target import Target
-from .children.child import Child, Failed
-from .compiling.compile import CompilePool
+from .children.child import Failed
+from .executors.seam import Compilers, Device
 from .groups import Group, Work, lacking_device
 from .known import NO_ENTRY, Known, recall_record, record_key_of, refuse
 from .locks.lock import LOCK_NAME, Entry, doubts_of
@@ -27,7 +27,7 @@ from .specs.plan import Candidate, Workload, counted
 __all__ = ["settle_group"]
 
 
-def settle_group(work: Work, known: Known, pool: CompilePool, store: Store, site: Site) -> dict[str, Entry]:
+def settle_group(work: Work, known: Known, pool: Compilers, store: Store, site: Site) -> dict[str, Entry]:
     """The evidence of every workload of a group that is tuned itself.
 
     Args:
@@ -55,7 +55,7 @@ def settle_group(work: Work, known: Known, pool: CompilePool, store: Store, site
     return {path: found[path] for path in work.workloads if path in found}
 
 
-def _doubt_locked(work: Work, known: Known, pool: CompilePool, store: Store, site: Site) -> Known:
+def _doubt_locked(work: Work, known: Known, pool: Compilers, store: Store, site: Site) -> Known:
     """What the lock holds, less what the same tools generate other code for: that is to be measured again."""
     locked, recorded, lacking = dict(known.locked), dict(known.recorded), dict(known.lacking)
     wide, parts, _ = spread(work, {path: entry for path, entry in locked.items() if entry.code})
@@ -111,7 +111,7 @@ def _plan_searches(group: Group, workloads: Sequence[Workload]) -> list[tuple[li
 def _tune(
     work: Work,
     plans: Sequence[tuple[Sequence[Workload], Search]],
-    pool: CompilePool,
+    pool: Compilers,
     store: Store,
     site: Site,
 ) -> Mapping[str, Entry]:
@@ -124,24 +124,24 @@ def _tune(
     def decided(tuned: Tuned) -> None:
         found[tuned.workload.path] = _conclude(tuned, work, site)
 
-    with _measuring_child(target, site) as child, site.journal.show(count, str(target)) as progress:
-        tune_workloads(plans, Stand(pool, [child], store, site.journal, progress, overlap=target.is_cuda), decided)
+    with _devices(target, site) as devices, site.journal.show(count, str(target)) as progress:
+        tune_workloads(plans, Stand(pool, devices, store, site.journal, progress, overlap=target.is_cuda), decided)
     return found
 
 
 def _tune_dynamic(
-    work: Work, workloads: Sequence[Workload], pool: CompilePool, store: Store, site: Site
+    work: Work, workloads: Sequence[Workload], pool: Compilers, store: Store, site: Site
 ) -> Mapping[str, Entry]:
     target = work.group.target
     found: dict[str, Entry] = {}
-    with _measuring_child(target, site) as child:
+    with _devices(target, site) as devices:
         for workload in workloads:
             names = ", ".join(workload.kernel.dynamic)
             count = counted(len(workload.configs), "candidate")
             site.journal.say(f"tlaot: {workload.label}: {count}, each compiled once for all sizes of {names}")
 
             def measure(sized: Sequence[Workload]) -> Mapping[str, Entry]:
-                return _measure_sizes(work, sized, pool, store, site, child)
+                return _measure_sizes(work, sized, pool, store, site, devices)
 
             entry = size_workload(workload, measure, lambda line: site.journal.say(f"tlaot: {line}"))
             save_record(site.records, workload, record_key_of(workload, work, site), entry)
@@ -150,7 +150,7 @@ def _tune_dynamic(
 
 
 def _measure_sizes(
-    work: Work, workloads: Sequence[Workload], pool: CompilePool, store: Store, site: Site, child: Child
+    work: Work, workloads: Sequence[Workload], pool: Compilers, store: Store, site: Site, devices: Sequence[Device]
 ) -> Mapping[str, Entry]:
     """The evidence of dynamic workloads at some sizes: what earlier builds here found, and what is measured now."""
     found: dict[str, Entry] = {}
@@ -168,23 +168,13 @@ def _measure_sizes(
         found[tuned.workload.path] = _conclude(tuned, work, site, site.journal.write)
 
     with site.journal.show(count, str(work.group.target)) as progress:
-        stand = Stand(pool, [child], store, site.journal, progress, overlap=work.group.target.is_cuda)
+        stand = Stand(pool, devices, store, site.journal, progress, overlap=work.group.target.is_cuda)
         tune_workloads(plans, stand, decided)
     return found
 
 
-@contextmanager
-def _measuring_child(target: Target, site: Site) -> Iterator[Child]:
-    device = "cpu"
-    if target.is_cuda:
-        gpu = site.machine.gpu_for(target)
-        assert gpu is not None
-        device = f"cuda:{gpu.index}"
-    child = site.workshop.measurer(device)
-    try:
-        yield child
-    finally:
-        child.kill()
+def _devices(target: Target, site: Site) -> AbstractContextManager[Sequence[Device]]:
+    return site.executor.devices(target, site.workshop, site.machine, site.journal)
 
 
 def _conclude(tuned: Tuned, work: Work, site: Site, say: Callable[[str], None] | None = None) -> Entry:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,8 +14,10 @@ from typing import Protocol
 from .. import __version__
 from ..errors import SpecError
 from ..target import Target
-from .compiling.compile import Workshop, warm
+from .compiling.compile import Workshop
 from .compiling.toolchain import find_toolchain
+from .executors.choice import open_executor
+from .executors.seam import Executor
 from .locks.lock import LOCK_NAME, Lock
 from .locks.lock_file import read_lock
 from .locks.record import digest_sources
@@ -41,6 +43,10 @@ class Settings(Protocol):
     def keep(self) -> bool: ...
     @property
     def lock(self) -> str: ...
+    @property
+    def executor(self) -> str | None: ...
+    @property
+    def devices(self) -> tuple[int, ...] | None: ...
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,9 @@ class Site:
     Attributes:
         spec: The spec.
         source_root: Folder that the author's modules are imported from.
+        executor: Where it is compiled and measured.
         workshop: What compiling takes.
-        machine: What is in the machine.
+        machine: What is in the machine; its GPUs are those that the executor reaches.
         records, store: Folders of what earlier builds found and made.
         sources: Digest of all of the author's sources, for those.
         lock_path: The lock, which may not exist.
@@ -62,6 +69,7 @@ class Site:
 
     spec: Spec
     source_root: Path
+    executor: Executor
     workshop: Workshop
     machine: Machine
     records: Path
@@ -99,11 +107,15 @@ def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[
     journal = Journal(base / "autotuner.log", log, f"build of {spec.package}: {told}, tlaot {__version__}")
     try:
         toolchain = find_toolchain(environ, cuda=False)
-        jobs = settings.jobs or machine.cpu_count
-        workshop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)
         sources = digest_sources(source_root, [name for kernel in spec.kernels for name in modules_of(kernel)])
         folders = (base / "records", base / "store")
-        yield Site(spec, source_root, workshop, machine, *folders, sources, lock_path, lock, journal, settings)
+        with closing(open_executor(settings.executor or spec.executor, settings.devices, journal.say)) as executor:
+            machine = executor.survey(machine)
+            jobs = settings.jobs or executor.jobs(machine)
+            shop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)
+            yield Site(
+                spec, source_root, executor, shop, machine, *folders, sources, lock_path, lock, journal, settings
+            )
     finally:
         sweep(base)  # its own, and what a dying compiler of a build before may have made again
 
@@ -118,11 +130,7 @@ def equip(site: Site, target: Target) -> Site:
 
 def warm_up(site: Site, frontend: str, target: Target, measures: bool) -> None:
     """Have what workers, and measuring children where ``measures``, need imported while the caller goes on."""
-    if measures:
-        site.workshop.warm(frontend, target)
-    else:
-        shop = site.workshop
-        warm(frontend, target, shop.search_path, shop.environ, shop.device_of(target))
+    site.executor.warm(frontend, target, site.workshop, measures)
 
 
 def _read_lock(path: Path, settings: Settings) -> Lock:

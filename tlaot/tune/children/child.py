@@ -26,8 +26,13 @@ from ...runtime import load as runtime_load
 from .forkserver import BOOT, CannotStart, ForkServer
 from .processes import Process, Spawned, die_with_parent, kill_trees, spawn
 
-__all__ = ["Child", "Failed", "Rejected", "one_line", "serve", "stop_all"]
+__all__ = ["ATTEMPTS", "Child", "Failed", "Lost", "Rejected", "one_line", "serve", "stop_all"]
 
+# How often work is given out in all whose process was killed from outside; after that it may be what kills it.
+ATTEMPTS = 3
+
+# What others end processes with; a crash of its own has other signals.
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _PATIENCE = 10.0  # s for a process that was killed, or has closed its pipe, to be gone
 
 
@@ -47,12 +52,31 @@ class Failed:
     detail: str = ""
 
 
+class Lost(Exception):
+    """Work whose process, worker or host was lost for reasons that it does not answer for: it is to be given out again.
+
+    Attributes:
+        failed: What it comes to where it is lost each time.
+    """
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"{failed.stage}: {failed.reason}")
+        self.failed = failed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lost, (self.failed,)
+
+
 class Rejected(Exception):
     """What a child raises to refuse a request; its text is the whole reason."""
 
 
 class Child:
     """One child process that answers requests; started at the first one and again after a death.
+
+    Attributes:
+        lost: Whether the last request has no answer because somebody else killed the child, or the fork server that it came from: the
+            out-of-memory killer, an operator. A request that does it itself looks the same, so that it is asked again only so often.
 
     Args:
         module: The module that calls :func:`serve`, run as ``python -m``; or that a fork server has prepared.
@@ -82,7 +106,6 @@ class Child:
         self._answers = -1
         self._buffer = b""
         self._number = 0
-        self._shot = False  # by somebody else, during the last request
         self._state, self._stopped = threading.Lock(), False
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         self._drained = 0
@@ -94,20 +117,18 @@ class Child:
         Args:
             request: A JSON object.
             timeout: Seconds after which the child is killed.
-            again: How often to ask another child when this one was killed from outside; for what no candidate answers for.
+            again: How often to ask another child when this one was lost; for what no candidate answers for.
 
         Returns:
-            The answer, or why there is none. A child that died is replaced at the next request; ``lost`` says whether it died
-            because somebody killed the fork server.
+            The answer, or why there is none. A child that died is replaced at the next request.
         """
         self._number += 1
         self.lost = False
-        self._shot = False
         try:
             answer = self._ask(json.dumps({"number": self._number, "request": request}).encode(), timeout)
         finally:
             self._drain()
-        return self.request(request, timeout, again - 1) if self._shot and again > 0 else answer
+        return self.request(request, timeout, again - 1) if self.lost and again > 0 else answer
 
     def _ask(self, message: bytes, timeout: float) -> dict[str, Any] | Failed:
         if self._stopped:
@@ -229,11 +250,11 @@ class Child:
         # Where there is no status it closed its pipe and lives on; kill() ends it.
         process = self._process
         code = None if process is None else process.wait(_PATIENCE)
-        self.lost = process is not None and process.lost
+        orphaned = process is not None and process.lost
         self.kill()
         if self._stopped:
             return Failed(stage, "it was stopped")
-        self._shot = code == -signal.SIGKILL
+        self.lost = orphaned or code in _FROM_OUTSIDE
         if code is not None and code < 0:
             what = f"crashed with {signal.Signals(-code).name}"
         else:

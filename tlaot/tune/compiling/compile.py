@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import SpecError
 from ...manifest import FileDigest, Param, digest_of, param_from_json
 from ...target import Target
-from ..children.child import Child, Failed, stop_all
+from ..children.child import ATTEMPTS, Child, Failed, stop_all
 from ..children.forkserver import CannotStart, find_server
 from ..specs.plan import Candidate, Workload, canonical
 from ..specs.spec import KernelSpec
@@ -211,9 +211,10 @@ class CompilePool:
     def _compile(self, candidate: Candidate) -> Built | Failed:
         child = self._idle.get()
         try:
-            outcome = _compile(candidate, child, self._workshop)
-            if child.lost:  # that a fork server was killed is no fault of its children, or of one of them at most
+            for _ in range(ATTEMPTS):
                 outcome = _compile(candidate, child, self._workshop)
+                if not child.lost:
+                    break
             if isinstance(outcome, Failed) and outcome.stage != "prune":
                 # What its factory left behind (a limit, half of a change) must not be the next one's failure; another worker is
                 # forked in milliseconds.

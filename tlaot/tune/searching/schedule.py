@@ -8,14 +8,18 @@ comes from the store.
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..children.child import Child, Failed
-from ..compiling.compile import Built, CompilePool
-from ..measuring.measure import Decision, Measured, decide, prepare_workload, screen, wake
+from ...errors import BuildError
+from ..children.child import ATTEMPTS, Failed, Lost
+from ..compiling.compile import Built
+from ..executors.seam import Compilers, Device
+from ..measuring import tasks
+from ..measuring.measure import Decision, Measured
 from ..measuring.timing import Timing
 from ..specs.plan import Candidate, Workload
 from ..telling.journal import Journal
@@ -35,7 +39,7 @@ class Stand:
 
     Attributes:
         pool: Compiles.
-        children: Measuring children, one a device, of devices of one model; the first one decides.
+        devices: What measures: devices of one model; the first one decides.
         store: Keeps what is found.
         journal: Is told everything.
         progress: Is told how far it is.
@@ -44,8 +48,8 @@ class Stand:
         on_built: Called with each binary; what it raises ends the tuning.
     """
 
-    pool: CompilePool
-    children: Sequence[Child]
+    pool: Compilers
+    devices: Sequence[Device]
     store: Store
     journal: Journal
     progress: Progress
@@ -90,11 +94,9 @@ def tune_workloads(
     try:
         run.collect()
     except BaseException:
-        for child in stand.children:  # or a thread would wait for a kernel that nobody wants any more
-            child.kill()
+        for device in stand.devices:  # or a kernel that nobody wants any more would be waited for
+            device.kill()
         raise
-    finally:
-        run.close()
     chosen: dict[str, list[Mapping[str, Any]]] = {}
     for workload in (workload for workloads, _ in plans for workload in workloads):
         preferred = chosen.setdefault(workload.kernel.name, [])
@@ -107,7 +109,7 @@ def tune_workloads(
 
 def _decide(workload: Workload, run: _Run, preferred: Sequence[Mapping[str, Any]], stand: Stand) -> Tuned:
     tried = run.results[workload.path]
-    decision = decide(workload, tried, stand.children[0], preferred=preferred, journal=stand.journal)
+    decision: Decision = stand.devices[0].submit(tasks.decide, workload, tried, list(preferred)).result()
     for index, result in decision.results.items():
         if isinstance(result, Failed) and result != tried[index]:  # it failed only when it was looked at again
             stand.store.keep_measurement(workload.candidates()[index], result)
@@ -158,10 +160,12 @@ class _Run:
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting = _Waiting()
         self._compiling = 0
+        self._screening = 0
         self._waking = 0
+        self._gone = 0
         self._remembering = False
         self._passed = 0
-        self._idle = list(stand.children)
+        self._idle = list(stand.devices)
         self._last: dict[int, str] = {}
         self._unprepared: list[tuple[Workload, Built]] = []
         self._prepared: set[int] = set()
@@ -169,13 +173,11 @@ class _Run:
         # Sizes of a dynamic workload have their binaries in common: what is being compiled, and what was, by Candidate.binary.
         self._coming: dict[str, Future[Built | Failed]] = {}
         self._made: dict[str, Built] = {}
-        self._threads = ThreadPoolExecutor(len(stand.children), thread_name_prefix="tlaot-screen")
+        # How often each candidate was lost with the process or host that had it.
+        self._lost: Counter[tuple[str, int]] = Counter()
         jobs = stand.pool.jobs
         # Enough to keep the device busy, and few enough that what is learnt steers what is compiled.
         self._ahead = 2 * jobs if stand.overlap else max(32, 8 * jobs)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
 
     def skipped(self, workload: Workload) -> dict[int, Skipped]:
         found = self._search_of[workload.path].skipped()
@@ -194,10 +196,6 @@ class _Run:
                     return
                 raise AssertionError("a search waits for results, and nothing is being tried")
             self._events.get()()
-
-    @property
-    def _screening(self) -> int:
-        return len(self._stand.children) - len(self._idle) - self._waking
 
     def _ask(self) -> None:
         stand = self._stand
@@ -280,47 +278,73 @@ class _Run:
         """Have the devices ready when the first binary is: a CUDA context takes as long to make as a kernel to compile."""
         if not self._stand.overlap:
             return
-        for child in self._idle:
-            self._await_awake(child, self._threads.submit(wake, child))
+        for device in self._idle:
+            self._await_awake(device, device.submit(tasks.wake))
         self._idle = []
 
-    def _await_awake(self, child: Child, future: Future[Any]) -> None:
+    def _await_awake(self, device: Device, future: Future[None]) -> None:
         self._waking += 1
-        future.add_done_callback(lambda done: self._events.put(lambda: self._awoke(child, done)))
+        future.add_done_callback(lambda done: self._events.put(lambda: self._awoke(device, done)))
 
-    def _awoke(self, child: Child, done: Future[Any]) -> None:
+    def _awoke(self, device: Device, done: Future[None]) -> None:
         self._waking -= 1
-        done.result()
-        self._idle.append(child)  # one that did not wake says why at its first candidate
+        try:
+            done.result()
+        except Lost:
+            pass  # it wakes, or says why it does not, at its first candidate
+        self._rest(device)
+
+    def _rest(self, device: Device) -> None:
+        """A device has nothing to do, unless it is gone."""
+        if not device.gone:
+            self._idle.append(device)
+            return
+        self._gone += 1
+        self._stand.journal.say(f"tlaot: {device.name} is lost, and measures no more")
+        if self._gone == len(self._stand.devices):
+            raise BuildError(
+                "measuring", "every device to measure on is lost", "Tune again: it goes on from what it has found."
+            )
 
     def _prepare(self) -> None:
         """Try each entry's inputs and reference while its candidates compile, to be screened only then: a mistake must not wait so long."""
         while self._idle and self._unprepared and not self._stand.overlap and self._compiling:
             workload, built = self._unprepared.pop()
-            child = self._idle.pop()
-            self._last[id(child)] = workload.path
-            self._await_awake(child, self._threads.submit(prepare_workload, child, workload, built))
+            device = self._idle.pop()
+            self._last[id(device)] = workload.path
+            self._await_awake(device, device.submit(tasks.prepare, workload, built))
 
     def _screen(self) -> None:
         """Give binaries to idle devices."""
         if not self._stand.overlap and self._compiling:
             return
         while self._idle and self._waiting:
-            child = self._idle.pop()
-            candidate, built = self._waiting.take(self._last.get(id(child)))
-            self._last[id(child)] = candidate.workload.path
-            limit = self._stop_above(candidate.workload)
-            say = self._stand.journal.say
-            future = self._threads.submit(screen, child, candidate.workload, candidate, built, limit, say)
-            self._await_screened(child, candidate, future)
+            device = self._idle.pop()
+            candidate, built = self._waiting.take(self._last.get(id(device)))
+            self._last[id(device)] = candidate.workload.path
+            self._screening += 1
+            future = device.submit(tasks.screen, candidate, built, self._stop_above(candidate.workload))
+            self._await_screened(device, candidate, built, future)
 
-    def _await_screened(self, child: Child, candidate: Candidate, future: Future[Measured | Failed]) -> None:
-        future.add_done_callback(lambda done: self._events.put(lambda: self._screened(child, candidate, done)))
+    def _await_screened(
+        self, device: Device, candidate: Candidate, built: Built, future: Future[Timing | Failed]
+    ) -> None:
+        future.add_done_callback(lambda done: self._events.put(lambda: self._screened(device, candidate, built, done)))
 
-    def _screened(self, child: Child, candidate: Candidate, done: Future[Measured | Failed]) -> None:
-        self._idle.append(child)
-        result = done.result()
-        outcome = result if isinstance(result, Failed) else result.timing
+    def _screened(self, device: Device, candidate: Candidate, built: Built, done: Future[Timing | Failed]) -> None:
+        self._screening -= 1
+        self._rest(device)
+        try:
+            outcome = done.result()
+        except Lost as lost:
+            name = candidate.workload.path, candidate.index
+            self._lost[name] += 1
+            if self._lost[name] < ATTEMPTS:
+                self._stand.journal.write(f"again    {candidate.label}: lost with its process: {lost}")
+                self._waiting.put(candidate, built)
+                return
+            outcome = lost.failed
+        result = outcome if isinstance(outcome, Failed) else Measured(candidate, built, outcome)
         self._stand.journal.measured(candidate, outcome)
         self._stand.store.keep_measurement(candidate, outcome)
         self._finish(candidate, result, outcome)

@@ -14,6 +14,7 @@ from ...target import Target
 
 __all__ = [
     "BACKENDS",
+    "EXECUTORS",
     "FRONTEND_TARGETS",
     "ON_MISALIGNED",
     "OUTSIDES",
@@ -33,6 +34,9 @@ BACKENDS = ("auto", "wall", "cudagraph", "event", "cupti")
 
 # Ways to choose candidates: "auto" tries all of a space up to a size and is guided above it.
 SEARCHES = ("auto", "exhaustive", "guided", "optuna")
+
+# Where the work of a tuning is done: by processes of this host.
+EXECUTORS = ("local",)
 
 # What a call does with a misaligned argument: refuse it, or run on an aligned copy (and copy back what is written).
 ON_MISALIGNED = ("error", "copy")
@@ -170,6 +174,7 @@ class Spec:
         size_budget: Bytes that the packaged kernels may take.
         min_glibc: The oldest glibc that must load them, ``"2.17"``.
         tuned_as: Targets that are not tuned but take the winners of another one, by target.
+        executor: Where the work of a tuning is done, one of :data:`EXECUTORS`; it has no part in what is found.
     """
 
     path: Path
@@ -181,6 +186,7 @@ class Spec:
     size_budget: int | None = None
     min_glibc: str | None = None
     tuned_as: Mapping[str, str] = field(default_factory=dict)
+    executor: str = "local"
 
     @property
     def targets(self) -> tuple[str, ...]:

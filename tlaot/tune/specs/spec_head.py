@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...target import Target, parse_target
-from .spec import SPLITS, KernelSpec, Spec
+from .spec import EXECUTORS, SPLITS, KernelSpec, Spec
 from .tables import fold, number, one_of, optional, required
 
 __all__ = ["Head", "assemble", "read_head", "read_max_slowdown", "read_targets"]
@@ -20,7 +20,7 @@ _UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**
 _SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?")
 _GLIBC = re.compile(r"2\.\d{1,2}")
 
-_KEYS = ("package", "targets", "when_available", "ptx", "split", "size_budget", "max_slowdown", "min_glibc")
+_KEYS = ("package", "targets", "when_available", "ptx", "split", "size_budget", "max_slowdown", "min_glibc", "executor")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Head:
     Attributes:
         package: Import name of the package that embeds the kernels.
         targets: Targets of kernels that name none.
-        when_available: As of :class:`~tlaot.tune.specs.spec.Spec`; so are the next three.
-        split, size_budget, min_glibc: As of :class:`~tlaot.tune.specs.spec.Spec`.
+        when_available: As of :class:`~tlaot.tune.specs.spec.Spec`; so are the next four.
+        split, size_budget, min_glibc, executor: As of :class:`~tlaot.tune.specs.spec.Spec`.
         ptx, max_slowdown: Defaults of the kernels' own.
     """
 
@@ -41,6 +41,7 @@ class Head:
     split: str | None
     size_budget: int | None
     min_glibc: str | None
+    executor: str
     ptx: bool
     max_slowdown: float | None
 
@@ -66,6 +67,7 @@ def read_head(table: Mapping[str, Any], file: str) -> Head:
         split=None if split is None else one_of(split, "split", SPLITS, where),
         size_budget=_read_size(keys.get("size_budget"), f"{where} size-budget"),
         min_glibc=_read_glibc(keys.get("min_glibc"), f"{where} min-glibc"),
+        executor=one_of(optional(keys, "executor", str, where, "local"), "executor", EXECUTORS, where),
         ptx=optional(keys, "ptx", bool, where, False),
         max_slowdown=read_max_slowdown(keys, where, None),
     )
@@ -94,6 +96,7 @@ def assemble(path: Path, head: Head, kernels: tuple[KernelSpec, ...], targets: M
         head.size_budget,
         head.min_glibc,
         tuned_as,
+        head.executor,
     )
     places = [(f'[target."{target}"]', target) for target in (*devices, *tuned_as)]
     places += [("[tlaot] when-available", str(target)) for target in head.when_available]
