@@ -16,6 +16,7 @@ from setuptools.build_meta import _BuildMetaBackend
 from ..errors import SpecError, TlaotError
 from .requirements import requirements_of
 from .settings import CONFIG_SETTINGS, Settings, read_settings
+from .telling import told
 
 if TYPE_CHECKING:
     from ..tune.specs.spec import Spec
@@ -83,7 +84,7 @@ def _hook(config_settings: ConfigSettings) -> Iterator[Settings]:
     try:
         yield read_settings(config_settings, os.environ)
     except TlaotError as error:
-        raise SystemExit(f"error: {error}") from error
+        raise SystemExit(f"error: {told(error)}") from error
     finally:
         CONFIG_SETTINGS.reset(token)
 

@@ -16,6 +16,7 @@ from setuptools.errors import BaseError
 from ..errors import TlaotError
 from ..split import split_wheel, write_wheels
 from .settings import CONFIG_SETTINGS, read_settings
+from .telling import told
 from .wheel_tag import Audit, audit_platform
 
 __all__ = ["COMPANIONS", "with_kernels"]
@@ -44,7 +45,7 @@ def with_kernels(base: type[bdist_wheel]) -> type[bdist_wheel]:
                 companions = self._split()
                 self._look_again(companions)
             except TlaotError as error:
-                raise BaseError(str(error)) from error
+                raise BaseError(told(error)) from error
 
         def _split(self) -> list[Path]:
             """Where the spec says so, give each CUDA architecture's kernels a wheel of their own; those wheels."""
@@ -115,7 +116,7 @@ def with_kernels(base: type[bdist_wheel]) -> type[bdist_wheel]:
                 try:
                     self.audit = audit_platform(folder)
                 except TlaotError as error:
-                    raise BaseError(str(error)) from error
+                    raise BaseError(told(error)) from error
                 if self.audit.reason:
                     self.announce(f"tlaot: platform {self.audit.platform}: {self.audit.reason}", logging.INFO)
             return self.audit.platform

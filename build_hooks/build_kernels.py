@@ -18,7 +18,10 @@ from setuptools import Command
 from setuptools.errors import BaseError, SetupError
 
 from ..errors import SpecError, TlaotError
+from ..github import annotate, on_github, summarise, warn_of_doubts
+from ..rows import as_shipped, list_what
 from .settings import CONFIG_SETTINGS, Settings, read_settings, show_settings
+from .telling import told
 
 if TYPE_CHECKING:
     from ..tune.specs.spec import Spec
@@ -61,9 +64,9 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
             _check_date(os.environ)
             self._build(read_settings(CONFIG_SETTINGS.get(), os.environ))
         except SpecError as error:
-            raise SetupError(str(error)) from error
+            raise SetupError(told(error)) from error
         except TlaotError as error:
-            raise BaseError(str(error)) from error
+            raise BaseError(told(error)) from error
 
     def get_outputs(self) -> list[str]:
         """The manifest, which names all others, and whatever other files are there already."""
@@ -103,6 +106,15 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         from ..tune.pipeline import build_package
 
         build_package(spec.path, self._import_root(spec), output, settings, self._say)
+        self._summarise(output)
+
+    def _summarise(self, output: Path) -> None:
+        """Tell GitHub Actions, where it runs this: pip shows a build's lines with ``-v`` only, but the job's summary is a file."""
+        if not on_github():
+            return
+        rows = [as_shipped(row) for listing in list_what(str(output.parent)) for row in listing.rows]
+        summarise(f"{self.distribution.get_name()}: kernels in the wheel", rows)
+        warn_of_doubts(rows)
 
     def _say(self, text: str) -> None:
         self.announce(text, logging.INFO)
@@ -113,7 +125,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         try:
             path = find_spec(Path.cwd())
         except TlaotError as error:
-            raise SetupError(str(error)) from error
+            raise SetupError(told(error)) from error
         if path is None:
             raise SetupError("tltune.toml: there is none beside pyproject.toml any more\nPut it back.")
         return path
@@ -129,7 +141,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         try:
             return read_spec(self._spec_path())
         except TlaotError as error:
-            raise SetupError(str(error)) from error
+            raise SetupError(told(error)) from error
 
     def _output(self, package: str) -> Path:
         return Path(self.build_lib, *package.split("."), FOLDER)
@@ -147,6 +159,7 @@ class build_kernels(Command):  # noqa: N801 - setuptools names commands so
         """Warn where whoever installs the wheel would not get what loads its kernels."""
         asked = [self.distribution.get_name(), *(self.distribution.install_requires or ())]
         if not any(re.match(r"\s*tlaot\s*($|[^\w.-])", requirement) for requirement in asked):
+            annotate("warning", "tlaot is not among the project's dependencies", title="tlaot")
             self.warn(
                 "tlaot is not among the project's dependencies: who installs this wheel alone cannot load its kernels. "
                 'Write dependencies = ["tlaot"] in [project].'

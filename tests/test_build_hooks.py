@@ -624,7 +624,33 @@ def test_package_that_the_project_lacks_is_an_error(binary: Path, tmp_path: Path
     spec.write_text(spec.read_text().replace('package = "flat_kernels"', 'package = "flat_kernel"'))
     done = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out")
     assert done.code == 1
-    assert "the project has no package 'flat_kernel'\nIts packages are: flat_kernels" in done.output
+    told = done.output.partition("the project has no package 'flat_kernel'\n")[2].splitlines()
+    assert told[0] == "  tltune.toml:2" and "flat_kernel" in told[1] and "^^^" in told[2]
+    assert told[3].startswith("Its packages are: flat_kernels")
+
+
+def test_github_actions_is_told_what_was_built_and_what_is_wrong(binary: Path, tmp_path: Path) -> None:
+    """A table in the job's summary, a warning and an error among the lines of the build; nothing where it does not run this."""
+    project = copy_project("flat_plugin", tmp_path / "project")
+    pyproject = project / "pyproject.toml"
+    pyproject.write_text(pyproject.read_text().replace('dependencies = ["tlaot"]\n', ""))
+    summary = tmp_path / "summary.md"
+    environ = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary), "GITHUB_WORKSPACE": str(tmp_path)}
+    built = call_hook(
+        project, PLUGIN, "build_wheel", binary, tmp_path / "out", "--targets=llvm:x86-64-v2", environ=environ
+    )
+    assert built.code == 0, built.output
+    assert "| add | llvm:x86-64-v2 | N=1024 |" in summary.read_text()
+    assert "::warning title=tlaot::tlaot is not among the project's dependencies\n" in built.output
+    text = summary.read_text()
+    failed = call_hook(project, PLUGIN, "build_wheel", "FAIL", tmp_path / "out", environ=environ)
+    assert "::error title=kernel add::no candidate was correct%0AMend the kernel.\n" in failed.output
+    (project / "tltune.toml").write_text("[tlaot]\npackage = \n")
+    for backend in (PLUGIN, BACKEND):
+        failed = call_hook(project, backend, "build_wheel", binary, tmp_path / "out", environ=environ)
+        assert "::error file=project/tltune.toml,line=2," in failed.output
+    failed = call_hook(project, PLUGIN, "build_wheel", binary, tmp_path / "out", environ={"GITHUB_ACTIONS": ""})
+    assert "::" not in failed.output and summary.read_text() == text
 
 
 def test_sub_command_answers_without_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 __all__ = ["counted", "spell_bytes", "spell_items", "spell_table"]
@@ -33,7 +33,11 @@ def spell_bytes(size: int) -> str:
 
 
 def spell_table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = (), width: int | None = None
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Collection[str] = (),
+    width: int | None = None,
+    paint: Callable[[int, str, str, str], str] | None = None,
 ) -> list[str]:
     """Lines of a table: columns side by side, with a line of headings first.
 
@@ -42,6 +46,7 @@ def spell_table(
         rows: Cells, one a column.
         right: Headings of the columns that are set flush right, as numbers are.
         width: Columns of the terminal: the widest cells are broken between words into several lines, to fit; None breaks none.
+        paint: Given the row (0 has the headings), the column's heading, a line of a cell and the whole cell, the line in colour.
     """
     if not rows:
         return []
@@ -55,16 +60,18 @@ def spell_table(
             break
         widths[max(narrower, key=lambda i: widths[i])] -= 1
     lines = []
-    for row in cells:
+    for number, row in enumerate(cells):
         parts = [
             textwrap.wrap(cell, widths[i], break_on_hyphens=False) or [""] if i in broken else [cell]
             for i, cell in enumerate(row)
         ]
         for k in range(max(map(len, parts))):
             line = [part[k] if k < len(part) else "" for part in parts]
-            set_ = [
-                text.rjust(w) if name in right else text.ljust(w)
-                for text, w, name in zip(line, widths, header, strict=True)
-            ]
+            last = max((i for i, text in enumerate(line) if text), default=0)  # nothing follows, and no blanks do
+            set_ = []
+            for i, (text, w, name) in enumerate(zip(line[: last + 1], widths, header, strict=False)):
+                shown = text if paint is None or not text else paint(number, name, text, row[i])
+                blanks = " " * (w - len(text))
+                set_.append(blanks + shown if name in right else shown + (blanks if i < last else ""))
             lines.append(_GAP.join(set_).rstrip())
     return lines

@@ -9,12 +9,18 @@ when it runs.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from .. import __version__
 from ..errors import TlaotError
+from ..explain import explain
+from ..github import annotate_error
+from ..paint import paint_for
 from . import (
     cache,
     check,
@@ -34,7 +40,16 @@ from . import (
 )
 from .parser import Parser
 
-__all__ = ["main", "make_parser"]
+__all__ = ["STATUSES", "main", "make_parser"]
+
+STATUSES = {
+    0: "done, and in order",
+    1: "done, and what was asked about is not in order: of each command that has it the reference says when",
+    2: "not done: the command line, a file, a setting or a tool is wrong, or a build or a tuning failed",
+    70: "a bug of tlaot's, with a traceback",
+    130: "interrupted (Ctrl-C)",
+}
+"""What an exit status means, of every command."""
 
 # By purpose: a start; tuning; what was packaged; what tuning keeps; the command itself.
 _COMMANDS = (
@@ -53,7 +68,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, 1 where a check failed, 2 where it could not be made."""
+    """Run the command; returns its exit status, one of :data:`STATUSES`."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
     if not words:
@@ -66,7 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
         sys.stdout.flush()
     except TlaotError as error:
-        print(f"tlaot: {error}", file=sys.stderr)
+        folder = _folder_of(options)
+        paint = paint_for(sys.stderr)
+        print(f"{paint('tlaot:', 'bad')} {explain(error, folder, paint)}", file=sys.stderr)
+        annotate_error(error, folder)
         return 2
     except BrokenPipeError:
         # `tlaot inspect ... | head`. What is left in the buffer must go somewhere when Python ends.
@@ -78,7 +96,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except Exception:
+        traceback.print_exc()
+        print(f"tlaot: this is a bug of tlaot {__version__}; please report it with the lines above", file=sys.stderr)
+        return 70
     return status
+
+
+def _folder_of(options: argparse.Namespace) -> Path:
+    """Where the project's files lie that an error may be about."""
+    spec: Path | None = getattr(options, "spec", None)
+    project = getattr(options, "project", None)
+    return spec.absolute().parent if spec is not None else project if isinstance(project, Path) else Path.cwd()
 
 
 def make_parser() -> Parser:

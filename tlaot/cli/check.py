@@ -15,11 +15,13 @@ from typing import Any
 
 from ..audit import Audited, Demands, Finding, Promise, audit_found, audit_wheel, promise_of, show_findings, variants_of
 from ..errors import CallError, PackageError
+from ..github import annotate_all
 from ..manifest import FOLDER, MANIFEST_NAME, Variant
 from ..packaged import find_packaged
 from ..runtime.places import find_folders, find_homes, refuse_clashes
 from ..spelling import counted, spell_items
-from .parser import add_json
+from .parser import add_json, fails
+from .spelling import painted
 
 __all__ = ["add"]
 
@@ -53,6 +55,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--min-glibc", metavar="VERSION", help="the oldest glibc that must load the binaries: 2.17")
     parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
     add_json(parser, "the outcome")
+    fails(parser, "there is a finding")
     parser.set_defaults(run=_check)
 
 
@@ -72,9 +75,11 @@ def _check(options: argparse.Namespace) -> int:
         rows.append((str(options.lock), [Audited(str(options.lock), None, missing)]))
         if not options.json:
             print("\n".join(_show(*rows[-1])))
+    findings = [finding for _, outcomes in rows for audited in outcomes for finding in audited.findings]
+    annotate_all("error", ((f"{f.check}: {f.where}", f"{f.what}\n{f.remedy}".rstrip()) for f in findings))
     if options.json:
         print(json.dumps([_as_json(what, outcomes) for what, outcomes in rows], indent=1, sort_keys=True))
-    return 1 if any(audited.findings for _, outcomes in rows for audited in outcomes) else 0
+    return 1 if findings else 0
 
 
 def _release(text: str | None) -> str | None:
@@ -179,7 +184,7 @@ def _missing_targets(
 def _show(what: str, outcomes: list[Audited]) -> Iterator[str]:
     findings = [finding for audited in outcomes for finding in audited.findings]
     parts = [_spell_manifest(audited) for audited in outcomes if audited.manifest is not None]
-    outcome = "sound" if not findings else counted(len(findings), "finding")
+    outcome = painted("sound", "good") if not findings else painted(counted(len(findings), "finding"), "bad")
     yield f"{what}: {'; '.join([*parts, outcome])}"
     if findings:
         yield from show_findings(findings, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)

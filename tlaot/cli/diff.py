@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..github import annotate_all
+from ..rows import Listing, Row, label_of, list_what
 from ..runtime.buckets import measured_range, spell_range
-from .parser import add_json
-from .rows import Listing, Row, label_of, list_what
-from .spelling import columns, counted, headline, spell_bytes, spell_items, spell_table
+from .parser import add_json, fails
+from .spelling import counted, headline, show_table, spell_bytes, spell_items
 
 __all__ = ["Change", "Comparison", "add", "compare"]
 
@@ -106,6 +107,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--max-slowdown", metavar="X", type=_factor, help="fail where a workload takes X times as long: 1.05"
     )
     add_json(parser, "the outcome")
+    fails(parser, "coverage was lost, NEW has no variants, or a workload is slower than --max-slowdown allows")
     parser.set_defaults(run=_diff)
 
 
@@ -121,11 +123,22 @@ def _factor(text: str) -> float:
 
 def _diff(options: argparse.Namespace) -> int:
     found = compare(options.old, options.new)
+    _annotate(found, options.max_slowdown)
     if options.json:
         print(json.dumps(_as_json(found, options.max_slowdown), indent=1, sort_keys=True))
     else:
         print("\n".join(_show(found, options)))
     return 1 if found.lost or found.emptied or found.narrowed or found.too_slow(options.max_slowdown) else 0
+
+
+def _annotate(found: Comparison, limit: float | None) -> None:
+    said = [(f"lost: {label_of(row)}", "the new one has it no more") for row in found.lost]
+    said += [(f"serves fewer sizes: {label_of(row)}", what) for row, what in found.narrowed]
+    said += [
+        (f"slower: {label_of(change.new)}", f"takes {change.ratio:.3f} times as long")
+        for change in found.too_slow(limit)
+    ]
+    annotate_all("error", said)
 
 
 def compare(old: str, new: str) -> Comparison:
@@ -273,8 +286,9 @@ def _table(changes: Sequence[Change], too_slow: Sequence[Change]) -> list[str]:
     ]
     header = ["kernel", "target", "shape", "old", "new", "ratio", "", "config"]
     shown = [i for i, name in enumerate(header) if name or any(row[i] for row in rows)]
-    return spell_table(
-        [header[i] for i in shown], [[row[i] for i in shown] for row in rows], ("old", "new", "ratio"), columns()
+    roles = {"too slow": "bad", "too slow, not to be trusted": "bad", "not to be trusted": "doubtful"}
+    return show_table(
+        [header[i] for i in shown], [[row[i] for i in shown] for row in rows], ("old", "new", "ratio"), roles
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TlaotError
-from .spelling import columns, counted, headline, spell_table
+from .parser import add_json, fails
+from .spelling import counted, headline, painted, show_table
 from .tune import add_spec_options
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ examples:
 
 _AREAS = ("machine", "compilers", "python", "disk", "project")
 _MARKS = {"ok": "ok", "note": "-", "missing": "MISSING"}
+_ROLES = {"ok": "good", "-": "dim", "MISSING": "bad"}
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,8 +46,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
     )
     parser.add_argument("--quick", action="store_true", help="do not import the frontends and torch")
-    parser.add_argument("--json", action="store_true", help="print an object: items, targets, ok")
+    add_json(parser, "an object (items, targets, ok)")
     add_spec_options(parser)
+    fails(parser, "a target that the spec requires cannot be built here, or none can")
     parser.set_defaults(run=_doctor)
 
 
@@ -119,9 +122,7 @@ def _show(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    width = columns()
-    lines = spell_table(["", "", ""], rows, width=None if width is None else width - 2)
-    return [f"  {line}" for line in lines[1:]]
+    return show_table(["", "", ""], rows, roles=_ROLES, indent="  ")[1:]
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -153,7 +154,7 @@ def _remedies(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[st
             for remedy, names in remedies.items():
                 yield f"  {', '.join(dict.fromkeys(names))}: {_one_line(remedy) or 'see above'}"
             yield ""
-    yield _summary(verdicts, bool(needed))
+    yield painted(_summary(verdicts, bool(needed)), "bad" if needed else "heading")
 
 
 def _matters(item: Item, verdicts: Sequence[Verdict]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..elf import device_image, is_elf
 from ..errors import PackageError, TlaotError
 from ..manifest import EXECUTABLE, digest_of, place_of
-from .rows import Row, label_of
+from ..rows import Row, label_of
 from .spelling import counted
 
 __all__ = ["CODE", "extract_code"]

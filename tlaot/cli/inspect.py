@@ -6,19 +6,19 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import PackageError, TlaotError
 from ..manifest import Variant
+from ..rows import Listing, Row, as_json, list_what
 from ..runtime.buckets import spell_range
 from ..runtime.dispatch import describe_params
 from .extract import CODE, extract_code
 from .filters import add_filters, choose
 from .parser import add_json
-from .rows import Listing, Row, list_what
-from .spelling import columns, counted, headline, spell_bytes, spell_items, spell_table
+from .spelling import counted, headline, show_table, spell_bytes, spell_items
 
 __all__ = ["add"]
 
@@ -64,7 +64,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.extract:
         extract_code(chosen, options.extract, options.output or Path())
     elif options.json:
-        print(json.dumps([_as_json(row) for row in chosen], indent=1, sort_keys=True))
+        print(json.dumps([as_json(row) for row in chosen], indent=1, sort_keys=True))
     else:
         for number, listing in enumerate(listings):
             rows = [row for row in listing.rows if id(row) in kept]
@@ -138,7 +138,7 @@ def _show_kernel(name: str, rows: Sequence[Row]) -> Iterator[str]:
         cells = [_cells(row) for row in group]
         shown = [column for column in header if column in ("target", "time") or any(cell[column] for cell in cells)]
         table = [[cell[column] for column in shown] for cell in cells]
-        yield from spell_table(shown, table, ("time", "vs first", "vs reference", "size"), columns())
+        yield from show_table(shown, table, ("time", "vs first", "vs reference", "size"))
 
 
 def _signature(variants: Sequence[Variant]) -> str:
@@ -200,7 +200,7 @@ def _show_buckets(rows: Sequence[Row]) -> Iterator[str]:
             found.append((order, [*place, sizes, spell_items(row.config), *figures]))
     found.sort(key=lambda one: one[0])
     yield headline("dynamic sizes: what serves which; regret: times the best of all configs, where measured")
-    yield from spell_table(header, [cells for _, cells in found], header[5:], columns())
+    yield from show_table(header, [cells for _, cells in found], header[5:])
 
 
 def _show_provenance(rows: Sequence[Row]) -> Iterator[str]:
@@ -213,7 +213,7 @@ def _show_provenance(rows: Sequence[Row]) -> Iterator[str]:
     cells = [[key[0], str(count), *key[1:]] for key, count in sorted(counts.items())]
     shown = [i for i, name in enumerate(header) if any(cell[i] for cell in cells)]
     table = [[cell[i] for i in shown] for cell in cells]
-    yield from spell_table([header[i] for i in shown], table, ("variants",), columns())
+    yield from show_table([header[i] for i in shown], table, ("variants",))
 
 
 def _spell_tuned(row: Row) -> str:
@@ -239,23 +239,3 @@ def _spell_makers(row: Row) -> str:
     if not parts[1] and row.floor.get("toolkit"):
         parts[1] = f"CUDA {row.floor['toolkit']}"
     return ", ".join(filter(None, parts))
-
-
-def _as_json(row: Row) -> dict[str, Any]:
-    return {
-        "package": row.package,
-        "kernel": row.kernel,
-        "target": row.target,
-        "shape": dict(row.shape),
-        "config": dict(row.config),
-        "latency": dict(row.latency),
-        "signature": row.signature,
-        "frontend": dict(row.frontend),
-        "properties": dict(row.properties),
-        "tuned": dict(row.tuned),
-        "floor": dict(row.floor),
-        "bytes": row.size,
-        **({"buckets": [asdict(b) for b in row.variant.buckets]} if row.variant and row.variant.buckets else {}),
-        "path": None if row.variant is None else row.variant.path,
-        "stored": {} if row.variant is None else dict(row.variant.stored),
-    }

@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SpecError, TlaotError
+from ..github import annotate_all
 from .filters import add_filters, choose
-from .parser import add_json
-from .spelling import columns, counted, spell_items, spell_table
+from .parser import add_json, fails
+from .spelling import counted, show_table, spell_items
 from .tune import add_spec_options, locate_spec
 
 if TYPE_CHECKING:
     from ..tune.locks.lock import Entry, Lock
 
 __all__ = ["add"]
+
+_ROLES = {"stale": "bad", "missing": "bad", "edited": "bad", "orphan": "bad", "unknown": "doubtful"}
 
 
 _DESCRIPTION = """\
@@ -76,6 +79,7 @@ def _add_check(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     add_json(check, "the findings")
     add_spec_options(check)
+    fails(check, "an entry is stale or missing, was edited by hand, or is of nothing that the spec has")
     check.set_defaults(run=_check)
 
 
@@ -95,6 +99,7 @@ def _add_merge(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="whose entries are taken where nothing else decides; of a conflict: ours or theirs",
     )
     add_spec_options(merge)
+    fails(merge, "two entries are left between conflict markers")
     merge.set_defaults(run=_merge)
 
 
@@ -102,6 +107,7 @@ def _add_remove(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     remove = actions.add_parser("remove", help="remove entries, so that they are tuned again")
     remove.add_argument("lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"))
     add_filters(remove)
+    add_json(remove, "a list with one object an entry that was removed")
     remove.set_defaults(run=_remove)
 
 
@@ -116,7 +122,7 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     header = ("kernel", "target", "shape", "ships", "ms", "spread", "reference ms", "tried", "measured on")
     rows = [_row(entry, entry.key in lock.edited) for entry in entries]
-    for line in spell_table(header, rows, ("ms", "spread", "reference ms", "tried"), columns()):
+    for line in show_table(header, rows, ("ms", "spread", "reference ms", "tried")):
         print(line)
     print(f"{counted(len(entries), 'workload')} in {options.lock}")
     return 0
@@ -153,12 +159,14 @@ def _check(options: argparse.Namespace) -> int:
     path, source_root = locate_spec(options)
     findings = survey(read_spec(path), source_root, read_lock(path.with_name("tltune.lock")))
     bad = [finding for finding in findings if finding.state not in ("holds", "unknown")]
+    said = [(f"{finding.state}: {finding.label}", finding.reason or "tlaot tune") for finding in bad]
+    annotate_all("error", said, path.with_name("tltune.lock"))
     if options.json:
         bodies = [{"workload": f.label, "state": f.state, "reason": f.reason} for f in findings]
         print(json.dumps(bodies, indent=1, sort_keys=True))
         return 1 if bad else 0
     rows = [(finding.state, finding.label, finding.reason) for finding in findings if finding.state != "holds"]
-    for line in spell_table(("state", "workload", "why"), rows, (), columns()):
+    for line in show_table(("state", "workload", "why"), rows, roles=_ROLES):
         print(line)
     holds = sum(finding.state == "holds" for finding in findings)
     print(f"tltune.lock holds for {counted(holds, 'workload')}" + (f", not for {len(bad)}: tlaot tune" if bad else ""))
@@ -222,6 +230,10 @@ def _remove(options: argparse.Namespace) -> int:
     if not gone:
         raise SpecError(str(options.lock), "has no such entry", f"tlaot lock show {options.lock} lists what there is.")
     update_lock(options.lock, lambda lock: lock.without(entry.key for entry in gone))
+    if options.json:
+        bodies = [{"kernel": entry.kernel, "target": entry.target, "shape": dict(entry.shape)} for entry in gone]
+        print(json.dumps(bodies, indent=1, sort_keys=True))
+        return 0
     for entry in gone:
         print(f"removed {entry.label}")
     return 0

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ..errors import did_you_mean
 
-__all__ = ["Parser", "add_json", "subcommands"]
+__all__ = ["Parser", "add_json", "failing_of", "fails", "subcommands"]
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -63,6 +63,16 @@ class Parser(argparse.ArgumentParser):
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
     """Add ``--json``, which prints something as JSON."""
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON")
+
+
+def fails(parser: argparse.ArgumentParser, when: str) -> None:
+    """Say when a command's exit status is 1."""
+    parser.set_defaults(fails=when)
+
+
+def failing_of(parser: argparse.ArgumentParser) -> str:
+    """When a command's exit status is 1; "" for never."""
+    return str(parser.get_default("fails") or "")
 
 
 def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:

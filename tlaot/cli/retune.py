@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LoadError, PackageError
-from ..spelling import spell_items, spell_table
 from .filters import read_shape
-from .parser import add_json
+from .parser import add_json, fails
+from .spelling import show_table, spell_items
 
 if TYPE_CHECKING:
     from ..runtime.dispatch import Place
@@ -63,6 +63,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="the overlay to write")
     add_json(parser, "what was found")
+    fails(parser, "a variant that calls run by themselves cannot be run here")
     parser.set_defaults(run=_retune)
 
 
@@ -175,7 +176,7 @@ def _table(outcomes: Sequence[Outcome], skipped: Sequence[Skipped]) -> str:
             workload = spell_items(variant.shape)
             workload += f" with {spell_items(variant.config)}" if variant.buckets else ""
             rows.append((_spell_call(outcome.contest), variant.target, workload, latency, ", ".join(words)))
-    lines = spell_table(("kernel", "target", "workload", "ms", ""), rows, right=("ms",))
+    lines = show_table(("kernel", "target", "workload", "ms", ""), rows, ("ms",), {"failed": "bad"})
     lines += [f"{_spell_call(o.contest)}: {note}" for o in outcomes for note in o.notes]
     lines += [
         f"{_spell_call(o.contest)}: these times are not used; leave the device alone, or say --busy"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
 
 from ..audit import seal
+from .parser import add_json
 from .spelling import counted
 
 __all__ = ["add"]
@@ -26,11 +29,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("seal", help=_HELP, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER")
     parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
+    add_json(parser, "a list with one object a package")
     parser.set_defaults(run=_seal)
 
 
 def _seal(options: argparse.Namespace) -> int:
-    for sealed in seal(options.what, load=not options.no_load):
+    every = seal(options.what, load=not options.no_load)
+    if options.json:
+        print(json.dumps([asdict(sealed) for sealed in every], indent=1, sort_keys=True))
+        return 0
+    for sealed in every:
         print(f"{sealed.label}: {counted(len(sealed.changed), 'changed file')}")
         for line in sealed.changed:
             print(f"  {line}")

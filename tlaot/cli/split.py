@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import PackageError, TlaotError
-from ..spelling import spell_bytes, spell_table
+from .parser import add_json
+from .spelling import show_table, spell_bytes
 
 if TYPE_CHECKING:
     from ..split import Wheel
@@ -28,6 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("wheel", metavar="WHEEL", type=Path)
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="folder for the wheels")
+    add_json(parser, "a list with one object a wheel")
     parser.set_defaults(run=_split)
 
 
@@ -50,8 +53,12 @@ def _split(options: argparse.Namespace) -> int:
             str(options.output), "has the wheel itself, which would be overwritten", "Name another folder."
         )
     write_wheels(wheels, options.output)
-    rows = [(made.name, spell_bytes(len(made.content)), ", ".join(made.targets) or "no kernels") for made in wheels]
-    print("\n".join(spell_table(("wheel", "size", "kernels for"), rows, right=("size",))))
+    if options.json:
+        bodies = [{"wheel": made.name, "bytes": len(made.content), "targets": list(made.targets)} for made in wheels]
+        print(json.dumps(bodies, indent=1, sort_keys=True))
+    else:
+        rows = [(made.name, spell_bytes(len(made.content)), ", ".join(made.targets) or "no kernels") for made in wheels]
+        print("\n".join(show_table(("wheel", "size", "kernels for"), rows, right=("size",))))
     for whole in _whole_wheels(options.wheel, wheels, options.output):
         print(f"tlaot: {whole} has all kernels still: neither install nor upload it beside its parts", file=sys.stderr)
     return 0

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import SpecError, did_you_mean
+from ..paint import Paint, paint_for
 from .filters import read_shape
+from .parser import add_json
 from .spelling import counted
+
+if TYPE_CHECKING:
+    from ..rows import Row
 
 __all__ = ["add", "add_spec_options", "locate_spec"]
 
+# Of lines about times that mislead, and about what was left out.
+_DOUBTS = ("not to be trusted", "left out", "warning")
 
 _Value = TypeVar("_Value")
 
@@ -69,6 +78,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="NAME",
         type=_executor,
         help="where it is compiled and measured; by default what the spec says",
+    )
+    add_json(
+        parser, "a list of what the lock then has of what was asked for; what is told meanwhile goes to standard error"
     )
     add_spec_options(parser)
     parser.set_defaults(run=_tune)
@@ -138,6 +150,8 @@ def _variable(name: str, read: Callable[[str], _Value]) -> _Value | None:
 
 
 def _tune(options: argparse.Namespace) -> int:
+    from ..github import summarise, warn_of_doubts
+    from ..rows import as_json, as_shipped
     from ..target import parse_target
     from ..tune.pipeline import Selection, tune_project
 
@@ -151,8 +165,38 @@ def _tune(options: argparse.Namespace) -> int:
         devices=options.devices or _variable("TLAOT_DEVICES", _devices),
     )
     selection = Selection(tuple(options.kernel), options.shape, tolerant=targets is None)
-    count = tune_project(path, source_root, settings, selection, lambda line: print(line, flush=True))
-    print(
-        f"tlaot: {path.with_name('tltune.lock')} holds for {counted(count, 'workload')} of what was asked for; commit it"
+    stream = sys.stderr if options.json else sys.stdout
+    paint = paint_for(stream)
+    count = tune_project(
+        path, source_root, settings, selection, lambda line: print(_painted(line, paint), file=stream, flush=True)
     )
+    lock = path.with_name("tltune.lock")
+    rows = _rows(options, lock, targets)
+    summarise(f"tlaot tune: {lock.name}", shipped := [as_shipped(row) for row in rows])
+    warn_of_doubts(shipped)
+    if options.json:
+        print(json.dumps(list(map(as_json, rows)), indent=1, sort_keys=True))
+    else:
+        print(f"tlaot: {lock} holds for {counted(count, 'workload')} of what was asked for; commit it")
     return 0
+
+
+def _rows(options: argparse.Namespace, lock: Path, targets: tuple[str, ...] | None) -> list[Row]:
+    """What the lock has of what was asked for."""
+    from ..rows import list_what
+
+    return [
+        row
+        for listing in list_what(str(lock))
+        for row in listing.rows
+        if (not options.kernel or row.kernel in options.kernel)
+        and (targets is None or row.target in targets)
+        and all(row.shape.get(name) == value for name, value in (options.shape or {}).items())
+    ]
+
+
+def _painted(line: str, paint: Paint) -> str:
+    if any(word in line for word in _DOUBTS):
+        return paint(line, "doubtful")
+    prefix, found, rest = line.partition("tlaot: ")
+    return f"{paint(found, 'dim')}{rest}" if found and not prefix else line

@@ -20,6 +20,7 @@ from ...keys import is_tagged
 from ...target import Target
 from .arithmetic import check_expression
 from .dynamic import open_shape, read_dynamic
+from .keys import BUDGET, KERNEL, PROFILE, SUPPLY, names_of
 from .spec import BACKENDS, FRONTEND_TARGETS, ON_MISALIGNED, SEARCHES, Budget, KernelSpec, Profile, Spec
 from .spec_head import Head, assemble, read_head, read_max_slowdown, read_targets
 from .supply import SUPPLY_TYPES
@@ -113,20 +114,13 @@ def multiply_out(table: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple(dict(zip(table, values, strict=True)) for values in itertools.product(*choices))
 
 
-_KERNEL_KEYS = (
-    "name", "frontend", "factory", "targets", "shapes", "configs", "space", "inputs", "reference", "check", "out_idx",
-    "rtol", "atol", "max_mismatched_ratio", "pass_configs", "profile", "supply", "manual_check", "deterministic",
-    "search", "budget", "ptx", "max_slowdown", "on_misaligned", "dynamic", "outside", "probes", "flops",
-)  # fmt: skip
-
-
 def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
     where = f"{file} [[kernel]] #{index + 1}"
     if not isinstance(table, dict):
         raise SpecError(where, f"is not a table, got {table!r}", "Write [[kernel]] on a line of its own.")
     if isinstance(table.get("name"), str):
         where += f" ({table['name']})"
-    keys = fold(table, _KERNEL_KEYS, where)
+    keys = fold(table, names_of(KERNEL), where)
     name = required(keys, "name", str, where)
     if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name.startswith("_"):
         raise SpecError(
@@ -281,8 +275,8 @@ def _read_out_idx(value: Any, where: str) -> tuple[int, ...] | None:
 
 
 def _read_profile(table: Mapping[str, Any], where: str) -> Profile:
-    names = ("warmup", "rep", "timeout", "compile_timeout", "decide_budget", "quiet_timeout")
-    keys = fold(table, (*names, "backend"), where)
+    keys = fold(table, names_of(PROFILE), where)
+    names = [name for name in names_of(PROFILE) if name != "backend"]
     backend = one_of(optional(keys, "backend", str, where, "auto"), "backend", BACKENDS, where)
     numbers = {key: number(keys, key, where, getattr(Profile, key)) for key in names}
     for key in ("rep", "timeout", "compile_timeout"):
@@ -294,7 +288,7 @@ def _read_profile(table: Mapping[str, Any], where: str) -> Profile:
 def _read_budget(table: Mapping[str, Any] | None, where: str) -> Budget:
     if table is None:
         return Budget()
-    keys = fold(table, ("trials", "seconds"), where)
+    keys = fold(table, names_of(BUDGET), where)
     if not keys:
         raise SpecError(where, "limits nothing", "Write budget = { trials = 200 }, { seconds = 600 } or both.")
     trials = keys.get("trials")
@@ -309,7 +303,7 @@ def _read_budget(table: Mapping[str, Any] | None, where: str) -> Budget:
 
 
 def _read_supply(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    keys = fold(table, ("type", "seed", "ranges"), where)
+    keys = fold(table, names_of(SUPPLY), where)
     kind = one_of(optional(keys, "type", str, where, "auto"), "type", SUPPLY_TYPES, where)
     ranges = optional(keys, "ranges", dict, where, {})
     for name, bounds in ranges.items():

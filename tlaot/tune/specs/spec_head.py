@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...target import Target, parse_target
+from .keys import HEAD, names_of
 from .spec import EXECUTORS, SPLITS, KernelSpec, Spec
 from .tables import fold, number, one_of, optional, required
 
@@ -19,8 +20,6 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _SIZE = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})?")
 _GLIBC = re.compile(r"2\.\d{1,2}")
-
-_KEYS = ("package", "targets", "when_available", "ptx", "split", "size_budget", "max_slowdown", "min_glibc", "executor")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def read_head(table: Mapping[str, Any], file: str) -> Head:
         SpecError: A key or a value is wrong.
     """
     where = f"{file} [tlaot]"
-    keys = fold(table, _KEYS, where)
+    keys = fold(table, names_of(HEAD), where)
     package = required(keys, "package", str, where)
     if not all(_NAME.fullmatch(part) for part in package.split(".")):
         raise SpecError(

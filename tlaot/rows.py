@@ -1,22 +1,23 @@
-"""What ``inspect`` and ``diff`` show: one row a variant of a package, or an entry of a lock."""
+"""What is packaged, or in a lock, as rows: one a variant of a package, or an entry of a lock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PackageError
-from ..manifest import MANIFEST_NAME, Variant, loads
-from ..packaged import Found, find_packaged, open_wheel
-from ..runtime.dispatch import describe_params
-from ..spelling import spell_items
+from .errors import PackageError
+from .github import Shipped
+from .manifest import MANIFEST_NAME, Variant, loads
+from .packaged import Found, find_packaged, open_wheel
+from .runtime.dispatch import describe_params
+from .spelling import spell_items
 
 if TYPE_CHECKING:
-    from ..tune.locks.lock import Entry
+    from .tune.locks.lock import Entry
 
-__all__ = ["Listing", "Row", "label_of", "list_what"]
+__all__ = ["Listing", "Row", "as_json", "as_shipped", "label_of", "list_what"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,36 @@ def label_of(row: Row) -> str:
     return f"{row.kernel} [{row.target}] ({spell_items(row.shape)})"
 
 
+def as_shipped(row: Row) -> Shipped:
+    """The row for a summary."""
+    notes = "; ".join(map(str, row.properties.get("notes", ()))) or "the device was not quiet"
+    origin = str(row.tuned.get("device", ""))
+    if "as" in row.tuned:
+        origin = f"not measured: as {row.tuned['as']}"
+    return Shipped(row.kernel, row.target, row.shape, row.config, row.latency, "" if row.trusted else notes, origin)
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """The row as ``tlaot inspect --json`` prints it."""
+    return {
+        "package": row.package,
+        "kernel": row.kernel,
+        "target": row.target,
+        "shape": dict(row.shape),
+        "config": dict(row.config),
+        "latency": dict(row.latency),
+        "signature": row.signature,
+        "frontend": dict(row.frontend),
+        "properties": dict(row.properties),
+        "tuned": dict(row.tuned),
+        "floor": dict(row.floor),
+        "bytes": row.size,
+        **({"buckets": [asdict(b) for b in row.variant.buckets]} if row.variant and row.variant.buckets else {}),
+        "path": None if row.variant is None else row.variant.path,
+        "stored": {} if row.variant is None else dict(row.variant.stored),
+    }
+
+
 def _is_lock(path: Path) -> bool:
     if path.suffix == ".lock":
         return True
@@ -152,7 +183,7 @@ def _deflated(found: Found) -> int:
 
 def _list_lock(path: Path) -> Listing:
     # Imported here: the lock belongs to the build side, which nothing that looks into packages needs.
-    from ..tune.locks.lock_file import read_lock
+    from .tune.locks.lock_file import read_lock
 
     if not path.is_file():
         raise PackageError(str(path), "there is no such file", "Name a tltune.lock, a wheel or a package.")
