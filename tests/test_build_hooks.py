@@ -333,9 +333,9 @@ def test_wheel_has_kernels_and_an_audited_tag(consumer: tuple[Path, str, str], b
     assert call["settings"]["jobs"] == 2
     assert Path(call["source_root"]) == (project / "src" if (project / "src").is_dir() else project).resolve()
     lines = done.output.splitlines()
-    assert lines.index("tlaot: tune=on lock=auto targets=(the spec's) jobs=2 keep=false") < lines.index(
-        "fake pipeline: building"
-    )
+    assert lines.index(
+        "tlaot: tune=on lock=auto targets=(the spec's) jobs=2 keep=false executor=(the spec's) devices=(all)"
+    ) < lines.index("fake pipeline: building")
 
 
 def test_a_wheel_that_falls_short_fails_the_build(binary: Path, tmp_path: Path) -> None:
@@ -499,6 +499,7 @@ def test_config_settings_reach_the_pipeline_and_win(binary: Path, tmp_path: Path
     environ = {"TLAOT_TARGETS": "llvm:x86-64-v4", "TLAOT_TUNE": "off", "TLAOT_LOCK": "frozen"}
     done = call_hook(project, BACKEND, "build_wheel", binary, tmp_path / "out", config=config, environ=environ)
     wanted = {"tune": "force", "targets": ["llvm:x86-64-v2"], "jobs": None, "keep": True, "lock": "ignore"}
+    wanted |= {"executor": None, "devices": None}
     assert done.calls[0]["settings"] == wanted
     assert done.changed_variables == []
 
