@@ -147,16 +147,15 @@ class Hook:
         if current is not None:
             impl, args, kwargs = current
             config = getattr(kernel, "config", None)
-            call = self._register(impl, args, kwargs, config if id(impl) in self._tuning else None, kernel)
-            self._mark(kernel, call)
-            return call
+            made = self._register(impl, args, kwargs, config if id(impl) in self._tuning else None, kernel)
+            self._mark(kernel, made)
+            return made
         name = str((kernel.prim_func.attrs or {}).get("global_symbol", "?"))
-        call = self._strangers.get(name)
-        if call is None:
+        if name not in self._strangers:
             number = len(self._calls) + len(self._strangers)
-            call = self._strangers[name] = Call(number, self._journal.add({"call": number, "stranger": name}, 1))
-        self._mark(kernel, call)
-        return call
+            self._strangers[name] = Call(number, self._journal.add({"call": number, "stranger": name}, 1))
+        self._mark(kernel, self._strangers[name])
+        return self._strangers[name]
 
     # ---- a factory's call
 

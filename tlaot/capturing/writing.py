@@ -10,7 +10,7 @@ from ..draft.found import Factory as Source
 from ..draft.spec_text import draft_entries, draft_spec, name_kernels
 from ..errors import SpecError
 from .proposal import Addition
-from .recording import Factory, Recording
+from .recording import Factory
 from .spec_edit import add_shapes, append_entry, repeat_entry, set_dynamic
 
 if sys.version_info >= (3, 11):
@@ -21,10 +21,17 @@ else:
 __all__ = ["put_in", "start_spec"]
 
 
-def start_spec(recording: Recording, sources: Mapping[str, Source], package: str, target: str | None) -> str:
-    """A first spec with the kernels that were recorded, as ``tlaot init`` drafts them; their shapes are still to be put in."""
-    called = {one.factory.spelled for one in recording.called if one.factory is not None and one.times}
-    return draft_spec(package, [source for name, source in sources.items() if name in called], target)
+def start_spec(additions: Iterable[Addition], sources: Mapping[str, Source], package: str, target: str | None) -> str:
+    """A first spec with the kernels of a proposal, as ``tlaot init`` drafts them; their shapes are still to be put in.
+
+    Args:
+        additions: The proposal's, against no spec.
+        sources: As of :func:`put_in`.
+        package: The package that embeds the kernels.
+        target: Target of this machine's GPU; None where there is none.
+    """
+    factories = dict.fromkeys(addition.factory for addition in additions)
+    return draft_spec(package, [_source_of(factory, sources) for factory in factories], target)
 
 
 def put_in(
@@ -69,9 +76,7 @@ def _put_in(text: str, addition: Addition, sources: Mapping[str, Source], file: 
 
 def _draft(factory: Factory, sources: Mapping[str, Source], taken: set[str]) -> str:
     """An entry as ``tlaot init`` writes it."""
-    source = sources.get(factory.spelled) or Source(
-        factory.module, factory.name, factory.line, factory.frontend, arguments=_unknown(), decorated=True
-    )
+    source = _source_of(factory, sources)
     known: Sequence[Source] = [*sources.values()] if factory.spelled in sources else [*sources.values(), source]
     name = name_kernels(known)[list(known).index(source)]
     entry = next(iter(draft_entries([source])))
@@ -80,6 +85,10 @@ def _draft(factory: Factory, sources: Mapping[str, Source], taken: set[str]) -> 
     return entry.replace(f'name = "{source.name.strip("_")}"', f'name = "{name}"', 1)
 
 
-def _unknown() -> tuple[Argument, ...]:
-    """Of a factory that the sources do not show: its shapes are what was recorded."""
-    return (Argument("_"),)
+def _source_of(factory: Factory, sources: Mapping[str, Source]) -> Source:
+    """What the sources say of a factory; where they do not show it, what the recording does."""
+    found = sources.get(factory.spelled)
+    # An argument to be filled in: what was recorded is.
+    return found or Source(
+        factory.module, factory.name, factory.line, factory.frontend, (Argument("_"),), decorated=True
+    )

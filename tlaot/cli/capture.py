@@ -167,17 +167,15 @@ def _write(recording: Recording, folder: Path, recordings: Sequence[Path], optio
     project = look_at_project(folder, options.package or body.get("tlaot", {}).get("package"))
     sources = {factory.spelled: factory for factory in project.factories}
     text = before
-    if spec is None:
-        called = {one.factory.spelled for one in recording.called if one.factory is not None}
-        own = [factory for name, factory in sources.items() if name in called]
-        text = start_spec(recording, sources, project.package, own_target(own)) if own else ""
-        body = _parse(text, None)
     limits = Limits(options.min_count, options.cover)
-    proposal = propose(recording, body, sources, _packages(project), limits)
+    packages = _packages(project)
+    proposal = propose(recording, body, sources, packages, limits)
+    if spec is None and proposal.additions:
+        wanted = [sources[one.factory.spelled] for one in proposal.additions if one.factory.spelled in sources]
+        text = start_spec(proposal.additions, sources, project.package, own_target(wanted))
+        proposal = propose(recording, _parse(text, None), sources, packages, limits)
     name = SPEC_NAME if spec is None else spec.name
     after, errors = put_in(text, proposal.additions, sources, name)
-    if not proposal.additions and spec is None:
-        after = ""
     if options.json:
         print(json.dumps(_as_json(recording, proposal, errors, after != before), indent=1, sort_keys=True))
     else:
