@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         par_compile,
         set_autotune_inputs,
     )
+    from .capturing.session import capture
     from .errors import (
         BuildError,
         CallError,
@@ -65,6 +66,7 @@ __all__ = [
     "TuningError",
     "__version__",
     "autotune",
+    "capture",
     "coverage",
     "load",
     "par_compile",
@@ -83,6 +85,7 @@ _HOMES = {
         "par_compile",
         "set_autotune_inputs",
     ),
+    ".capturing.session": ("capture",),
     ".errors": (
         "BuildError",
         "CallError",
