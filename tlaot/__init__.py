@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         par_compile,
         set_autotune_inputs,
     )
-    from .capturing.session import capture
+    from .dropin import JITKernel, kernel, tilelang_for
     from .errors import (
         BuildError,
         CallError,
@@ -51,6 +51,7 @@ __all__ = [
     "CompileArgs",
     "Coverage",
     "DispatchError",
+    "JITKernel",
     "Kernel",
     "Kernels",
     "LoadError",
@@ -66,12 +67,13 @@ __all__ = [
     "TuningError",
     "__version__",
     "autotune",
-    "capture",
     "coverage",
+    "kernel",
     "load",
     "par_compile",
     "parse_target",
     "set_autotune_inputs",
+    "tilelang_for",
 ]
 
 _HOMES = {
@@ -85,7 +87,7 @@ _HOMES = {
         "par_compile",
         "set_autotune_inputs",
     ),
-    ".capturing.session": ("capture",),
+    ".dropin": ("JITKernel", "kernel", "tilelang_for"),
     ".errors": (
         "BuildError",
         "CallError",

@@ -36,6 +36,7 @@ __all__ = [
     "Variant",
     "digest_of",
     "dumps",
+    "group_by_factory",
     "loads",
     "open_manifest",
     "place_of",
@@ -169,6 +170,7 @@ class Manifest:
         companions: What other wheels of a split have: their distributions' names, each with its targets. A kernel that is
             in companions only has no variants here.
         targets: The targets of each kernel, of a manifest that was read; so that they are known before the kernel is.
+        factories: Of a manifest that was read, the kernels that each factory (``"module:function"``) makes.
         digest: The digest that the manifest carried, of one that was read.
     """
 
@@ -178,6 +180,7 @@ class Manifest:
     project: Mapping[str, str] = field(default_factory=dict)
     companions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    factories: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
     digest: str = field(default="", compare=False)
 
 
@@ -194,9 +197,20 @@ def dumps(manifest: Manifest) -> str:
         "writer": manifest.writer,
         "project": dict(manifest.project),
         "companions": {name: list(targets) for name, targets in manifest.companions.items()},
+        "factories": group_by_factory(manifest.kernels),
     }
     entries = {name: [_variant_to_json(v) for v in kernel.variants] for name, kernel in manifest.kernels.items()}
     return lay_out(body, entries)
+
+
+def group_by_factory(kernels: Mapping[str, Kernel]) -> dict[str, list[str]]:
+    """The kernels by what makes them."""
+    found: dict[str, list[str]] = {}
+    for name, kernel in sorted(kernels.items()):
+        made = (variant.properties.get("made_by") for variant in kernel.variants)
+        for factory in dict.fromkeys(str(one["factory"]) for one in made if isinstance(one, Mapping)):
+            found.setdefault(factory, []).append(name)
+    return found
 
 
 def loads(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
@@ -232,6 +246,8 @@ def open_manifest(text: str | bytes, where: str = MANIFEST_NAME) -> Manifest:
             project=dict(body["project"]),
             companions={name: tuple(targets) for name, targets in body["companions"].items()},
             targets=entries.targets,
+            # Older ones do not say it.
+            factories={factory: tuple(names) for factory, names in body.get("factories", {}).items()},
             digest=body["digest"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

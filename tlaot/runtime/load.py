@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CallError, DispatchError, LoadError, PackageError, did_you_mean
-from ..manifest import DIRECT, Manifest, Variant, place_of
+from ..manifest import DIRECT, Manifest, Variant, group_by_factory, place_of
 from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, read_target
 from .binary import CALL, CPU_LEVEL, EXECUTABLE, load_binary, load_function, loading
 from .call import Caller, Described, describe
@@ -45,14 +45,20 @@ if TYPE_CHECKING:
     from .policy import OnMiss, Policy, Replacement
     from .preload import Only, Preloaded
 
-__all__ = ["EXECUTABLE", "Kernel", "Kernels", "load", "load_function", "open_manifest"]
+__all__ = [
+    "EXECUTABLE",
+    "Kernel",
+    "Kernels",
+    "factories_of",
+    "load",
+    "load_function",
+    "open_manifest",
+    "policy_of",
+]
 
 # Set in the processes of a build: they import the author's package before it has kernels, and a package that loads them
 # when it is imported must not fail there.
 building = False
-
-# A server that sees ever new sizes must not grow without bound.
-_MOST_DECIDED = 64
 
 
 def load(
@@ -139,6 +145,22 @@ def _policy_of(package: str, on_miss: OnMiss | None, fallback: Mapping[str, Repl
 
 def _pack_policy(policy: Policy | None) -> tuple[Any, ...]:
     return (None, None) if policy is None else (policy.given, policy.fallback)
+
+
+def factories_of(kernels: Kernels) -> dict[str, tuple[str, ...]]:
+    """A package's kernels by what makes them, ``"module:function"``, as its ``tltune.toml`` says."""
+    found: dict[str, dict[str, None]] = {}
+    for home in kernels._homes:
+        manifest = home.manifest
+        # Of a manifest that does not say it, by an older tlaot, the entries do.
+        for factory, names in (manifest.factories or group_by_factory(manifest.kernels)).items():
+            found.setdefault(factory, {}).update(dict.fromkeys(names))
+    return {factory: tuple(names) for factory, names in found.items()}
+
+
+def policy_of(kernels: Kernels) -> Policy | None:
+    """How a load treats calls that no packaged variant fits; None: they are errors."""
+    return kernels._policy
 
 
 class Kernels:
@@ -278,8 +300,6 @@ class Kernel(CallPath):
         self._folders = {id(variant): folder for variant, folder in located}
         self._modules: dict[Path, Any] = {}
         self._regions = Regions()
-        # By device, arguments and their types: the decisions of calls that nothing is kept of but this.
-        self._decided: dict[Hashable, Decision] = {}
 
     def bind(self, **factory_args: Any) -> Kernel:
         """The kernel with arguments of its factory fixed: ``causal = kernels.attention.bind(causal=True)``.
@@ -307,7 +327,7 @@ class Kernel(CallPath):
                 raise CallError(self._where, what, "Bind the kernel that is not bound.")
         made: Kernel = object.__new__(self._plain)
         vars(made).update(vars(self))
-        made._regions, made._decided = Regions(), {}
+        made._regions = Regions()
         made.factory_args = {**self.factory_args, **factory_args}
         made.variants = tuple(v for v in self.variants if wants_factory_args(v, factory_args))
         CallPath.__init__(made, self._where, made.variants or self._all)
@@ -403,13 +423,10 @@ class Kernel(CallPath):
         call = describe(self._where, args, self._strides)
         known: Decision | None = self._regions.find(args, call)
         if known is not None:
-            if call.arguments != known.call.arguments:
-                self._note(call, known.variant)
+            note(
+                self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(known.variant)
+            )
             return replace(known, call=call)
-        key = call.device, call.arguments, *map(type, args)
-        decided = self._decided.get(key)
-        if decided is not None:
-            return replace(decided, call=call)
         try:
             variant = self._pick(call, self.factory_args)
         except DispatchError as error:
@@ -420,7 +437,7 @@ class Kernel(CallPath):
             from .guards import guard
 
             function = guard(self._where, variant, function)
-        self._note(call, variant)
+        note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(variant))
         if read_target(variant.target).is_cuda and call.device is not None:
             place = cuda_place(call.device[1])
             retuned = self._overlay is not None and self._overlay.covers(place)
@@ -428,21 +445,14 @@ class Kernel(CallPath):
             say_once(self._where, variant, call.device[1], retuned=retuned, companions=better)
         way = None if plain is None else self.way_of(variant)
         ranges = self._ranges_of(call, variant) if way is not None or variant.buckets else None
-        # What is kept must not keep a caller's tensor alive.
-        kept = Decision(replace(call, like=None), variant, function, plain, ranges, way)
-        if len(self._decided) >= _MOST_DECIDED:
-            self._decided.clear()
-        self._decided[key] = kept
         if ranges is not None:
-            self._regions.add(args, call, ranges, kept)
-        return replace(kept, call=call)
-
-    def _note(self, call: Described, variant: Variant) -> None:
-        note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(variant))
+            # The library is told but once.
+            self._regions.add(args, call, ranges, Decision(call, variant, function, plain, ranges))
+        return Decision(call, variant, function, plain, ranges, way)
 
     def _forget(self) -> None:
         super()._forget()
-        self._regions, self._decided = Regions(), {}
+        self._regions = Regions()
 
     def _ranges_of(self, call: Described, variant: Variant) -> list[list[Range]] | None:
         """The other sizes that a decision holds for; an overlay and a pin decide for single sizes."""
