@@ -29,7 +29,7 @@ PREFIX = "TLAOT_"
 TUNE_CHOICES = ("on", "off", "force")
 LOCK_CHOICES = ("auto", "update", "frozen", "ignore")
 KEYS = ("tune", "lock", "targets", "jobs", "keep", "executor", "devices")
-# Of kernels at run time and of the autotuner in Python (its autotuner/settings.py has the same list; a test compares
+# Of kernels at run time, of recording (tlaot capture sets them), and of the autotuner in Python (its autotuner/settings.py has the same list; a test compares
 # them): a build leaves them alone.
 RUN_TIME_VARIABLES = (
     "TLAOT_NUM_THREADS",
@@ -41,6 +41,8 @@ RUN_TIME_VARIABLES = (
     "TLAOT_PIN",
     "TLAOT_PTX",
     "TLAOT_CACHE_DIR",
+    "TLAOT_CAPTURE",
+    "TLAOT_CAPTURE_AS",
     "TLAOT_DISABLE_CACHE",
     "TLAOT_AUTO_TUNING_DISABLE_CACHE",
     "TLAOT_AUTO_TUNING_CPU_UTILITIES",

@@ -23,6 +23,8 @@ import tlaot
 from tlaot.errors import CallError, DispatchError, PackageError, SpecError
 from tlaot.manifest import digest_of
 from tlaot.runtime import direct as direct_module
+from tlaot.runtime import path as path_module
+from tlaot.runtime import seen
 from tlaot.runtime.load import Kernel, Kernels
 
 torch = pytest.importorskip("torch")
@@ -34,6 +36,19 @@ pytestmark = [
 ]
 
 PACKAGE = "pk_direct"
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Have the library told at the first call, so that what is tested begins with the second."""
+    if "deferred" not in request.fixturenames:
+        monkeypatch.setattr(path_module, "_TOLD_FROM", 0)
+        monkeypatch.setattr(path_module, "_KEPT_FROM", 0)
+
+
+@pytest.fixture
+def deferred() -> None:
+    """Leave it as it is for users."""
 
 
 def adding(*sizes: int | str, label: int = 0, **shape: Any) -> Any:
@@ -628,3 +643,50 @@ def test_declarations_are_python_s(tmp_path: Path) -> None:
         '_Static_assert(offsetof(PyObject, ob_type) == 8, "head");\n'
     )
     subprocess.run(["gcc", "-fsyntax-only", f"-I{headers}", str(source)], check=True)
+
+
+def test_what_makes_calls_fast_comes_when_there_are_any(tmp_path: Path, deferred: None) -> None:
+    """A first call makes nothing for others; the second has the library told; what it hands back is found in Python from the third on."""
+    seen.forget()
+    k = load(tmp_path, adding(4, 8))
+    a = ones(4, 8)
+    assert k(a, a).sum() == 64
+    assert k._direct is None
+    assert k(a, a).sum() == 64
+    assert counts(k) == [({"n": 8}, 0)]
+    assert k(a, a).sum() == 64
+    assert counts(k) == [({"n": 8}, 1)]
+    assert not k._callers
+    assert [one.times for one in tlaot.coverage(PACKAGE).seen if one.outcome == "hit"] == [1]
+    learning = torch.nn.Parameter(ones(4, 8))  # which the library hands back, for the error to be worded
+    for _ in range(4):
+        with pytest.raises(CallError, match="requires a gradient"):
+            k(a, learning)
+    assert k(a, a).sum() == 64
+
+
+def test_sizes_of_an_open_dimension_are_told_once(tmp_path: Path, deferred: None) -> None:
+    k = load(tmp_path, adding("m"))
+    for size in range(1, 9):
+        assert k(ones(size), ones(size)).sum() == 2 * size
+    assert counts(k) == [({"n": "m"}, 6)]
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("direct", ["0", "1"])
+def test_no_argument_outlives_its_call(
+    tmp_path: Path, deferred: None, monkeypatch: pytest.MonkeyPatch, kind: str, direct: str
+) -> None:
+    """What is kept of a call is what was decided, not what it was called with."""
+    monkeypatch.setenv("TLAOT_DIRECT", direct)
+    numpy = pytest.importorskip("numpy")
+    kernels = load_all(tmp_path, k=[adding(4), adding("m")])
+    gone = []
+    for size in (4, 5, 4, 5, 6, 4, 6):
+        arrays = [ones(size) if kind == "torch" else numpy.ones(size, "f4") for _ in range(2)]
+        out = kernels.k(*arrays)
+        assert float(out.sum()) == 2 * size
+        gone += [weakref.ref(one) for one in (*arrays, out)]
+        del arrays, out
+    gc.collect()
+    assert [one() for one in gone] == [None] * len(gone)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         par_compile,
         set_autotune_inputs,
     )
+    from .capturing.session import capture
     from .dropin import JITKernel, kernel, tilelang_for
     from .errors import (
         BuildError,
@@ -67,6 +68,7 @@ __all__ = [
     "TuningError",
     "__version__",
     "autotune",
+    "capture",
     "coverage",
     "kernel",
     "load",
@@ -87,6 +89,7 @@ _HOMES = {
         "par_compile",
         "set_autotune_inputs",
     ),
+    ".capturing.session": ("capture",),
     ".dropin": ("JITKernel", "kernel", "tilelang_for"),
     ".errors": (
         "BuildError",

@@ -23,6 +23,7 @@ from ..github import annotate_error
 from ..paint import paint_for
 from . import (
     cache,
+    capture,
     check,
     clean,
     completion,
@@ -53,7 +54,7 @@ STATUSES = {
 
 # By purpose: a start; tuning; what was packaged; what tuning keeps; the command itself.
 _COMMANDS = (
-    init, doctor, lock, tune, check, diff, inspect, report, seal, split, retune, include, cache, clean, completion,
+    init, capture, doctor, lock, tune, check, diff, inspect, report, seal, split, retune, include, cache, clean, completion,
 )  # fmt: skip
 
 _DESCRIPTION = "Tune kernels when a package is built, and look into what was packaged."

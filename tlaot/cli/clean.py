@@ -27,7 +27,7 @@ examples:
 """
 
 # All that a build makes there.
-_NAMES = frozenset({"autotuner.log", "records", "store", "lock", "wheels"})
+_NAMES = frozenset({"autotuner.log", "capture", "records", "store", "lock", "wheels"})
 _PREFIXES = ("run-",)
 # What tuning found: records, and the measurements of the store.
 _RECORDS = ("records", "store/measurements.jsonl")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..draft.project import Project
     from ..draft.spec_text import Gap
 
-__all__ = ["add"]
+__all__ = ["add", "own_target"]
 
 _DESCRIPTION = """\
 Finds the kernels of the project in a folder (functions under @tilelang.jit or @tilelang.autotune, functions that return a PrimFunc of
@@ -91,7 +91,7 @@ def _write(project: Project, dry: bool, target: str | None) -> int:
     from ..draft.spec_text import draft_spec, left_to_fill_in
     from ..tune.specs.spec_file import SPEC_NAME
 
-    text = draft_spec(project.package, project.factories, target or _own_target(project.factories))
+    text = draft_spec(project.package, project.factories, target or own_target(project.factories))
     pyproject = project.folder / "pyproject.toml"
     before = pyproject.read_text(encoding="utf-8") if pyproject.is_file() else ""
     extras = ",".join(sorted({factory.frontend for factory in project.factories}))
@@ -138,7 +138,7 @@ def _compare(project: Project, spec: Path, dry: bool) -> int:
     return 0
 
 
-def _own_target(factories: Sequence[Factory]) -> str | None:
+def own_target(factories: Sequence[Factory]) -> str | None:
     """The target of this machine's GPU, where a kernel needs one; with the features of its architecture alone, where there are some."""
     if all(factory.frontend != "tilelang" for factory in factories):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,9 @@ __all__ = [
 # Set in the processes of a build: they import the author's package before it has kernels, and a package that loads them
 # when it is imported must not fail there.
 building = False
+
+# A server that sees ever new sizes must not grow without bound.
+_MOST_DECIDED = 64
 
 
 def load(
@@ -300,6 +303,8 @@ class Kernel(CallPath):
         self._folders = {id(variant): folder for variant, folder in located}
         self._modules: dict[Path, Any] = {}
         self._regions = Regions()
+        # By device, arguments and their types: the decisions of calls that nothing is kept of but this.
+        self._decided: dict[Hashable, Decision] = {}
 
     def bind(self, **factory_args: Any) -> Kernel:
         """The kernel with arguments of its factory fixed: ``causal = kernels.attention.bind(causal=True)``.
@@ -327,7 +332,7 @@ class Kernel(CallPath):
                 raise CallError(self._where, what, "Bind the kernel that is not bound.")
         made: Kernel = object.__new__(self._plain)
         vars(made).update(vars(self))
-        made._regions = Regions()
+        made._regions, made._decided = Regions(), {}
         made.factory_args = {**self.factory_args, **factory_args}
         made.variants = tuple(v for v in self.variants if wants_factory_args(v, factory_args))
         CallPath.__init__(made, self._where, made.variants or self._all)
@@ -423,10 +428,13 @@ class Kernel(CallPath):
         call = describe(self._where, args, self._strides)
         known: Decision | None = self._regions.find(args, call)
         if known is not None:
-            note(
-                self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(known.variant)
-            )
+            if call.arguments != known.call.arguments:
+                self._note(call, known.variant)
             return replace(known, call=call)
+        key = call.device, call.arguments, *map(type, args)
+        decided = self._decided.get(key)
+        if decided is not None:
+            return replace(decided, call=call)
         try:
             variant = self._pick(call, self.factory_args)
         except DispatchError as error:
@@ -437,7 +445,7 @@ class Kernel(CallPath):
             from .guards import guard
 
             function = guard(self._where, variant, function)
-        note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(variant))
+        self._note(call, variant)
         if read_target(variant.target).is_cuda and call.device is not None:
             place = cuda_place(call.device[1])
             retuned = self._overlay is not None and self._overlay.covers(place)
@@ -445,14 +453,21 @@ class Kernel(CallPath):
             say_once(self._where, variant, call.device[1], retuned=retuned, companions=better)
         way = None if plain is None else self.way_of(variant)
         ranges = self._ranges_of(call, variant) if way is not None or variant.buckets else None
+        # What is kept must not keep a caller's tensor alive.
+        kept = Decision(replace(call, like=None), variant, function, plain, ranges, way)
+        if len(self._decided) >= _MOST_DECIDED:
+            self._decided.clear()
+        self._decided[key] = kept
         if ranges is not None:
-            # The library is told but once.
-            self._regions.add(args, call, ranges, Decision(call, variant, function, plain, ranges))
-        return Decision(call, variant, function, plain, ranges, way)
+            self._regions.add(args, call, ranges, kept)
+        return replace(kept, call=call)
+
+    def _note(self, call: Described, variant: Variant) -> None:
+        note(self._where, call.arguments, Place(*call.device or (DLPACK_CPU, 0)), "hit", spell_variant(variant))
 
     def _forget(self) -> None:
         super()._forget()
-        self._regions = Regions()
+        self._regions, self._decided = Regions(), {}
 
     def _ranges_of(self, call: Described, variant: Variant) -> list[list[Range]] | None:
         """The other sizes that a decision holds for; an overlay and a pin decide for single sizes."""

@@ -29,18 +29,26 @@ Callers: TypeAlias = dict[Hashable, tuple[Caller, Caller]]
 _MOST_CALLERS = 4096
 _MOST_BOUND = 256
 
+# The library is told of arguments of some types when such come for the second time; what finds their callers here is made at the
+# third, since they are then such that it hands back, or differ each time.
+_TOLD_FROM, _KEPT_FROM = 1, 2
 
-@record(frozen=True)
+
 class Way:
-    """Where a package's ``direct.so`` is.
+    """The library that may be told of a decision.
+
+    Args:
+        path: A package's ``direct.so``.
+        digest: What it must be.
 
     Attributes:
-        path: The file.
-        digest: What it must be.
+        told: Whether it was: all that is kept of a decision has this in common.
     """
 
-    path: Path
-    digest: FileDigest
+    def __init__(self, path: Path, digest: FileDigest) -> None:
+        self.path = path
+        self.digest = digest
+        self.told = False
 
 
 @record(frozen=True)
@@ -79,6 +87,8 @@ class CallPath:
         self._dtypes = _tell_by_dtype(variants)
         # By the arguments' types: what asks the arguments for their key, and what to run by key.
         self._callers: dict[tuple[type, ...], tuple[Probe, Callers]] = {}
+        # How often arguments of these types came here before they had one.
+        self._came: dict[tuple[type, ...], int] = {}
         # Of the previous call, replaced as one so that threads never mix two calls; the last two are its key and what it ran.
         self._last: tuple[Probe, Callers, Any, Caller] = _no_caller, {}, (), _no_caller
         self._direct: Direct | None = None
@@ -181,35 +191,49 @@ class CallPath:
         return probe, callers, probe(args)
 
     def _find_callers(self, args: tuple[Any, ...]) -> tuple[Caller, Caller]:
+        kinds, found = tuple(map(type, args)), None
+        if kinds not in self._callers:
+            # What makes the calls after it fast takes as long as all else that a first call does: it is done when there are any.
+            # Those that the library takes do not come here again, nor need what finds them here.
+            came = self._came[kinds] = self._came.get(kinds, -1) + 1
+            if came < _KEPT_FROM:
+                found, enough = self._make_callers(args, tell=came >= _TOLD_FROM)
+                if enough:
+                    return found
         probe, callers, key = self._look(args)
-        found = callers.get(key)
-        if found is None:
-            decision = self._decide(args)
-            if isinstance(decision, Decision):
-                found = make_callers(self._where, decision.variant, decision.function, decision.call, args)
-                if decision.way is not None:
-                    self._tell(args, decision, decision.way)
-            else:
-                found = decision, decision
+        known = callers.get(key)
+        if known is None:
+            known = found or self._make_callers(args, tell=True)[0]
             if len(callers) >= _MOST_CALLERS:
                 callers.clear()
-            callers[key] = found
-        self._last = probe, callers, key, found[0]
-        return found
+            callers[key] = known
+        self._last = probe, callers, key, known[0]
+        return known
 
-    def _tell(self, args: tuple[Any, ...], decision: Decision, way: Way) -> None:
-        """Have the package's library take such calls from now on."""
+    def _make_callers(self, args: tuple[Any, ...], tell: bool) -> tuple[tuple[Caller, Caller], bool]:
+        """What runs such calls, and whether nothing need be kept of it: the package's library takes them, which is told where ``tell``
+        says so, or it is too early for either. What the miss policy has called is to be kept."""
+        decision = self._decide(args)
+        if not isinstance(decision, Decision):
+            return (decision, decision), False
+        found, way = make_callers(self._where, decision.variant, decision.function, decision.call, args), decision.way
+        if tell and way is not None and not way.told:
+            way.told = self._tell(args, decision, way)
+        return found, not tell or (way is not None and way.told)
+
+    def _tell(self, args: tuple[Any, ...], decision: Decision, way: Way) -> bool:
+        """Have the package's library take such calls from now on; whether it does."""
         direct = self._direct
         if direct is None:
             kind = direct_type(way.path, way.digest)
             if kind is None:
-                return
+                return False
             direct = self._go_direct(kind)
         if direct.full:
             # What is kept here would not be told again.
             direct.forget()
             self._forget()
-        direct.tell(args, decision.call, decision.variant, decision.plain, self._strides, decision.ranges)
+        return direct.tell(args, decision.call, decision.variant, decision.plain, self._strides, decision.ranges)
 
     def _forget(self) -> None:
         """Have every call decided anew."""

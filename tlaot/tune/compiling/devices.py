@@ -7,16 +7,13 @@ device's, and what was asked is recorded: such a kernel is tied to a device like
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import ModuleType
 from typing import Any
 
 from ...errors import SpecError, did_you_mean
+from ...imports import patch_imports
 from ...target import Target
 
 __all__ = ["DEVICES", "Asked", "Device", "device_for", "impersonate"]
@@ -177,10 +174,7 @@ def impersonate(device: Device) -> Asked:
         "tilelang.carver.arch.driver.cuda_driver": lambda module: _patch_tilelang_driver(module, device, asked),
         "tilelang.cuda.target": lambda module: _patch_tilelang_target(module, device),
     }
-    for name, patch in patches.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
-    sys.meta_path.insert(0, _PatchingFinder(patches))
+    patch_imports(patches)
     return asked
 
 
@@ -289,43 +283,3 @@ def _patch_tilelang_target(module: ModuleType, device: Device) -> None:
     # Both the detection of target "auto" and the completion of a bare "cuda" call these.
     vars(module)["check_cuda_availability"] = lambda: True
     vars(module)["_detect_torch_cuda_arch"] = lambda: device.arch
-
-
-class _PatchingFinder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a module, and changes it as soon as its code has run."""
-
-    def __init__(self, patches: Mapping[str, Callable[[ModuleType], None]]) -> None:
-        self._patches = patches
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._patches:
-            return None
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _PatchingLoader(spec.loader, self._patches[fullname])
-                return spec
-        return None
-
-
-class _PatchingLoader(importlib.abc.Loader):
-    def __init__(self, loader: Any, patch: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._patch = patch
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._patch(module)
-
-    def __getattr__(self, name: str) -> Any:
-        # get_source, get_resource_reader...: the real loader's.
-        return getattr(self._loader, name)
