@@ -16,13 +16,14 @@ import pytest
 from child_call import call
 
 from tlaot.elf import cubin_architecture
-from tlaot.errors import BuildError
+from tlaot.errors import BuildError, SpecError
 from tlaot.target import parse_target
 from tlaot.tune.children.bound import TensorLayout
 from tlaot.tune.compiling.link import link_executable
 from tlaot.tune.compiling.nvcc import compile_cuda
 from tlaot.tune.compiling.toolchain import Toolchain, find_cc, find_nvcc
 from tlaot.tune.frontends import DeviceKernel, Lowered
+from tlaot.tune.specs.dynamic import bind_params
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tilelang") is None, reason="tilelang is not installed")
 
@@ -122,6 +123,14 @@ def test_symbolic_size(lower: Callable[..., Lowered]) -> None:
     assert [p.strides for p in lowered.params] == [None] * 3
     assert _only(lowered).args == ("tensormap", "tensormap", "tensormap", "int32")
     assert not lowered.narrow
+
+
+def test_a_size_that_the_code_opens_itself(lower: Callable[..., Lowered]) -> None:
+    """It is named as a dynamic one, and is no argument; what is neither is refused where the sizes are bound."""
+    lowered = lower("cpu_add", "c", {"m": "m", "other": "other"})
+    assert lowered.params[0].shape == lower("cpu_add", "c").params[0].shape and lowered.params[0].shape[0] == "m"
+    with pytest.raises(SpecError, match="other is the size of no tensor of the kernel; sizes that it leaves open: m"):
+        bind_params(lowered.params, {"other": 3}, "kernel")
 
 
 def test_offsets_that_may_not_fit_in_32_bits_are_computed_in_64(lower: Callable[..., Lowered]) -> None:

@@ -68,13 +68,25 @@ def unwrap(
 
 
 def merge_arguments(factory: Callable[..., Any], shape: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of the factory, checked before it runs."""
+    """Keyword arguments of the factory, checked before it runs.
+
+    An open size that is none of its parameters is one that its code opens itself (``n = T.dynamic("n")``); whether it does shows in
+    the kernel's parameters.
+    """
     constants = _eager_constants(factory)
     signature = _signature(factory)
+    shape = {key: value for key, value in shape.items() if not _opened_inside(key, value, signature, constants)}
     optional = list(signature.parameters) if constants else list(_eager_tensors(factory))
     check_arguments(shape, config, signature, others=constants, optional=optional)
     shape = {key: T.dynamic(key) if isinstance(value, str) and value == key else value for key, value in shape.items()}
     return {**shape, **config}
+
+
+def _opened_inside(key: str, value: Any, signature: inspect.Signature, constants: Collection[str]) -> bool:
+    if not (isinstance(value, str) and value == key) or key in constants:
+        return False
+    parameters = signature.parameters
+    return key not in parameters and not any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def _signature(factory: Callable[..., Any]) -> inspect.Signature:
