@@ -258,7 +258,7 @@ assert not [name for name in sys.modules if name == "tvm" or name.startswith("tv
     run(script, path, environ={"TLAOT_NUM_THREADS": "2"})
 
 
-@pytest.mark.parametrize(("deaths", "survives"), [(1, True), (3, True), (4, False)])
+@pytest.mark.parametrize(("deaths", "survives"), [(1, True), (3, True), (11, False)])
 def test_a_killed_compiler_of_direct_so_is_run_again(tmp_path: Path, deaths: int, survives: bool) -> None:
     """By whoever kills: the process itself, or what it has started, which gcc words."""
     host, count = find_cc(os.environ), tmp_path / "count"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,13 @@ def build_package(
         TuningError: No candidate of some workload is left.
     """
     spec = read_spec(spec_path)
-    with open_site(spec, source_root, settings, log) as site:
+    with open_site(spec, source_root, settings, log) as site, ThreadPoolExecutor(1) as beside:
+        # At once: a compiler that cannot do it is found out before hours of tuning.
+        linking = beside.submit(link_direct, site.workshop.scratch, site.workshop.toolchain.host)
         winners = _make_winners(site, Selection())
         for left in output.parent.glob(f".{output.name}.*"):  # of a build that was killed; it would get into the wheel
             shutil.rmtree(left, ignore_errors=True)
-        direct = link_direct(site.workshop.scratch, site.workshop.toolchain.host)
-        files = write_package(output, spec.package, __version__, winners, settings.keep, direct)
+        files = write_package(output, spec.package, __version__, winners, settings.keep, linking.result())
         _look_again(output, spec, winners, site)
     size = sum((output / file).stat().st_size for file in files)
     log(f"tlaot: {counted(len(winners), 'kernel')} in {counted(len(files), 'file')}, {size / 1024:.0f} KiB")

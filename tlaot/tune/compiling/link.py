@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from ...atomic import write_atomically
@@ -29,7 +30,7 @@ NATIVE = Path(__file__).parents[1] / "native"
 _TIMEOUT = 300.0
 
 # How it reads that somebody killed a tool, or what it had started, and how often that may happen.
-_KILLED, _MOST_KILLED = (*KILLED, "exit status -9", "exit status -15"), 3
+_KILLED, _MOST_KILLED = (*KILLED, "exit status -9", "exit status -15"), 10
 _COMMON = ("-fPIC", "-fvisibility=hidden", "-fno-ident", "-ffunction-sections", "-fdata-sections")
 # -Os: a page less in each binary, and a call's time is the driver's and the argument checks' memory accesses all the same.
 _FIXED = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-asynchronous-unwind-tables")
@@ -117,17 +118,18 @@ def link_direct(scratch: Path, host: HostCompiler) -> bytes:
     """``direct.so``, which takes calls from Python into a package's binaries.
 
     It is for every kernel, target and version of Python; of Python's symbols it uses the stable ABI's, which are there where Python runs.
-    No worker makes it, and no candidate: a compiler that is killed is run again, since the build may have taken hours by then.
+    No worker makes it, and no candidate: a compiler that is killed is run again, since everything that was tuned would be lost with it.
 
     Raises:
         BuildError: It does not compile.
     """
-    for _ in range(_MOST_KILLED):
+    for attempt in range(_MOST_KILLED):
         try:
             return _link_direct(scratch, host)
         except BuildError as error:
             if not any(words in error.what for words in _KILLED):
                 raise
+        time.sleep(0.05 * attempt)  # memory may be short for a moment
     return _link_direct(scratch, host)
 
 
