@@ -11,7 +11,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..imports import patch_imports
 from .journal import Journal
+from .on_cpu import put_on_cpu
 from .tilelang_hook import Hook
 
 __all__ = ["CAPTURE_VARIABLE", "DEVICE_VARIABLE", "Watch", "child_environment", "start", "start_by_environment"]
@@ -61,6 +63,7 @@ def start_by_environment(environ: Mapping[str, str]) -> Watch | None:
         from ..tune.compiling.devices import device_for, impersonate
 
         impersonate(device_for(parse_target(device, DEVICE_VARIABLE)))
+        patch_imports({"torch": put_on_cpu})
     return start(Path(folder), not device)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..keys import key_of
 from .recording import Called
 
-__all__ = ["Workload", "choose", "dynamic_sizes", "open_sizes", "same_key", "workloads_of"]
+__all__ = ["Workload", "choose", "dynamic_sizes", "open_sizes", "workloads_of"]
 
 # Between the ends, one size of each band [4^k, 4^(k+1)): the tuner measures between declared sizes by itself.
 _BAND = 4
@@ -27,7 +27,6 @@ class Workload:
         shape: Arguments of the factory, encoded.
         times: Launches.
         sizes: By each dimension that the code leaves open: how often which size was launched.
-        varied: Static sizes by argument, where calls with other values are served by the same entry.
         unbound: Open sizes of the code that no launch told.
     """
 
@@ -37,12 +36,7 @@ class Workload:
     unbound: set[str] = field(default_factory=set)
 
 
-def same_key(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two encoded keys are one, however it is spelt."""
-    return key_of(one) == key_of(other)
-
-
-def workloads_of(calls: Iterable[Called], names: Mapping[int, Collection[str]] | Collection[str]) -> list[Workload]:
+def workloads_of(calls: Iterable[Called], names: Collection[str]) -> list[Workload]:
     """The calls of one factory as entries of shapes, most launched first.
 
     Args:
@@ -58,7 +52,14 @@ def workloads_of(calls: Iterable[Called], names: Mapping[int, Collection[str]] |
         workload.unbound |= unbound
         for name, counter in sizes.items():
             workload.sizes.setdefault(name, Counter()).update(counter)
-    return sorted(found.values(), key=lambda workload: (-workload.times, str(workload.shape)))
+    return sorted(found.values(), key=lambda workload: (-workload.times, *map(_order, workload.shape.items())))
+
+
+def _order(item: tuple[str, Any]) -> tuple[str, str, float, str]:
+    """Numbers by size, other values by their spelling."""
+    name, value = item
+    number = float(value) if isinstance(value, (int, float)) else 0.0
+    return name, type(value).__name__, number, str(value)
 
 
 def choose(workloads: Sequence[Workload], min_count: int, cover: float) -> tuple[list[Workload], dict[int, str]]:
