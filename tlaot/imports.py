@@ -1,11 +1,13 @@
-"""Changing modules of others, those that are imported already and those that will be."""
+"""Changing modules of others, those that are imported already and those that will be.
+
+It is imported when a recorded program starts, before anything else: so no ``importlib.abc``, which imports much.
+"""
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +30,7 @@ def patch_imports(patches: Mapping[str, Patch]) -> PatchingFinder:
     return finder
 
 
-class PatchingFinder(importlib.abc.MetaPathFinder):
+class PatchingFinder:
     """Lets the other finders find a module, and changes it as soon as its code has run."""
 
     def __init__(self, patches: Mapping[str, Patch]) -> None:
@@ -36,7 +38,7 @@ class PatchingFinder(importlib.abc.MetaPathFinder):
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname not in self._patches:
             return None
         for finder in sys.meta_path:
@@ -45,17 +47,18 @@ class PatchingFinder(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _PatchingLoader(spec.loader, self._patches[fullname])
+                    loader: Any = _PatchingLoader(spec.loader, self._patches[fullname])
+                    spec.loader = loader
                 return spec
         return None
 
 
-class _PatchingLoader(importlib.abc.Loader):
+class _PatchingLoader:
     def __init__(self, loader: Any, patch: Patch) -> None:
         self._loader = loader
         self._patch = patch
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 __all__ = ["COUNTS_SUFFIX", "FORMAT", "JOURNAL_SUFFIX", "LOST", "SLOTS", "Journal"]
@@ -47,7 +46,7 @@ class Journal:
         full: Whether no more new things are written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str) -> None:
         self.folder = folder
         self.full = False
         self.segments: list[Any] = []
@@ -117,7 +116,7 @@ class Journal:
             if self._file is None:
                 self._stem = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                self._file = os.open(self.folder / (self._stem + JOURNAL_SUFFIX), flags, 0o644)
+                self._file = os.open(os.path.join(self.folder, self._stem + JOURNAL_SUFFIX), flags, 0o644)
             if self._file >= 0:
                 os.write(self._file, line)
         except OSError as error:
@@ -129,7 +128,7 @@ class Journal:
         if self._file is not None and self._file >= 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             try:
-                descriptor = os.open(self.folder / f"{self._stem}.{number}{COUNTS_SUFFIX}", flags, 0o644)
+                descriptor = os.open(os.path.join(self.folder, f"{self._stem}.{number}{COUNTS_SUFFIX}"), flags, 0o644)
                 try:
                     # Allocated for real: a write into a hole on a full disk would kill the program.
                     os.posix_fallocate(descriptor, 0, size)

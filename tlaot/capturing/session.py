@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import SpecError
 from .recording import Recording, files_of, read_recording
-from .watch import Watch, child_environment, start
+from .watch import Watch, child_environment
 
 __all__ = ["Captured", "capture", "prepare_folder", "run_command"]
 
@@ -65,7 +65,7 @@ class capture:  # noqa: N801 - used like a function: with tlaot.capture():
         else:
             folder = Path(self._folder)
             prepare_folder(folder, keep=True)
-        self._watch = start(folder, self._launch)
+        self._watch = Watch(str(folder), self._launch)
         captured = Captured(folder)
         captured.__dict__["_kept_by"] = self  # a temporary folder lasts as long as who may read it
         return captured

@@ -20,9 +20,9 @@ def _record() -> None:
         module = importlib.util.module_from_spec(spec)
         sys.modules["tlaot"] = module
         spec.loader.exec_module(module)
-    from tlaot.capturing.watch import start_by_environment
+    from tlaot.capturing.watch import watch_by_environment
 
-    start_by_environment(os.environ)
+    watch_by_environment(os.environ)
 
 
 def _give_way() -> None:
