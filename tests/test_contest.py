@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from tlaot.tune.measuring.contest import Contest, choose_finalists
+from tlaot.tune.measuring.decide import Decision
 from tlaot.tune.measuring.timing import Timing, summarize
+from tlaot.tune.specs.plan import canonical
 
 CANDIDATES = 32
 
@@ -92,7 +94,7 @@ def tune(machine: Machine, bursts: bool, budget: float, seed: int) -> tuple[int,
         rounds += count
         count = max(1, min(16, rounds // 2))
         contest.drop_slower()
-    return contest.winner(), contest
+    return contest.equals()[0], contest
 
 
 # The noise, ms of a call and beside it, whether the machine has bursts; how many tunings, and how many of them may regret more than 1 %.
@@ -165,26 +167,41 @@ def test_drift_between_rounds_does_not_matter() -> None:
         for index in contest.order():
             contest.add(index, [(1.0, 0.99)[index] * rate * (1 + random_.gauss(0, 0.0005)) for _ in range(5)])
     assert contest.drop_slower() == [0]
-    assert contest.winner() == 1
+    assert contest.equals() == [1]
     assert contest.unsteadiness(1) > 0.2  # which is told all the same
 
 
-def test_ties_are_broken_by_preference_then_spread_then_order() -> None:
-    def contest(spreads: Sequence[float], preferred: Sequence[int] = ()) -> Contest:
-        made, random_ = Contest(range(len(spreads)), preferred=preferred), random.Random(0)
+def test_equals_are_in_order_of_their_spread_then_as_they_came() -> None:
+    def contest(spreads: Sequence[float]) -> Contest:
+        made, random_ = Contest(range(len(spreads))), random.Random(0)
         for _ in range(10):
             for index in made.order():
                 middle = [1.0] * 5
                 made.add(index, [*middle, *(random_.uniform(1 - spreads[index], 1 + spreads[index]) for _ in range(8))])
         return made
 
-    assert contest([0.03, 0.03, 0.03]).winner() == 0
-    assert contest([0.2, 0.2, 0.002]).winner() == 2
-    assert contest([0.2, 0.2, 0.002], [1]).winner() == 1
-    assert contest([0.2, 0.2, 0.002], [1, 0]).winner() == 1
-    clear = Contest([0, 1], preferred=[1])
+    assert contest([0.03, 0.03, 0.03]).equals() == [0, 1, 2]
+    assert contest([0.2, 0.2, 0.002]).equals()[0] == 2
+    assert sorted(contest([0.2, 0.2, 0.002]).equals()) == [0, 1, 2]
+    clear = Contest([0, 1])
     play(clear, {0: 1.0, 1: 1.01}, 12)
-    assert clear.winner() == 0  # a preference is for equals
+    assert clear.equals() == [0]
+
+
+def test_of_equals_the_one_that_other_shapes_chose_wins() -> None:
+    decision = Decision({}, 2, None, True, (), (2, 0, 1))
+    configs = [{"t": 0}, {"t": 1}, {"t": 2}, {"t": 3}]
+
+    def chosen(*indexes: int, twins: Sequence[int] = ()) -> int | None:
+        mine = {index: [canonical(configs[index])] for index in range(4)}
+        mine[1] += [canonical(configs[index]) for index in twins]
+        return decision.prefer([configs[index] for index in indexes], mine.__getitem__).winner_index
+
+    assert chosen() == 2
+    assert chosen(3) == 2  # a preference is for equals
+    assert chosen(1, 0) == 1 and chosen(3, 0, 1) == 0
+    assert chosen(3, 0, twins=[3]) == 1  # it shares its binary with one that was chosen
+    assert Decision({}, None, None, True, ()).prefer(configs, lambda index: []).winner_index is None
 
 
 def test_no_candidate_always_follows_the_same_one() -> None:
@@ -208,7 +225,7 @@ def test_one_that_fails_leaves_and_another_wins() -> None:
     play(contest, {0: 1.0, 1: 1.001, 2: 1.002}, 4)
     contest.drop(0)
     play(contest, {1: 1.001, 2: 1.002}, 4)
-    assert contest.winner() in (1, 2) and contest.rounds == 8
+    assert contest.equals()[0] in (1, 2) and contest.rounds == 8
     contest.drop(1)
     contest.drop(2)
     assert contest.alive == [] and contest.settled
@@ -218,7 +235,7 @@ def test_a_lone_finalist_is_timed_too() -> None:
     contest = Contest([3])
     assert not contest.settled
     play(contest, {3: 1.0}, 4)
-    assert contest.settled and contest.winner() == 3 and contest.uncertainty == 0
+    assert contest.settled and contest.equals() == [3] and contest.uncertainty == 0
 
 
 def test_rounds_that_disagree_are_told() -> None:

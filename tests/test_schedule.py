@@ -34,6 +34,7 @@ from tlaot.tune.telling.progress import Progress
 
 TARGET = parse_target("cuda:sm_90a")
 CONFIGS = tuple({"t": index} for index in range(12))
+NOTHING = Store(None, lambda c: candidate_keys(c, "s", {}, "d"), print)
 SHAPES = ({"N": 8}, {"N": 64}, {"N": 512})
 
 
@@ -55,6 +56,7 @@ class Play:
     most_compiling: int = 0
     overlapped: bool = False
     killed: int = 0
+    apart: bool = False
     lose: Callable[[Candidate], bool] = lambda c: False
     limits: list[float | None] = field(default_factory=list)
     lock: Any = field(default_factory=threading.Lock)
@@ -104,20 +106,22 @@ class Play:
         found = self.measure(candidate)
         return found if isinstance(found, Failed) else Timing(found, 0.01, 9, "cudagraph")
 
-    def decide(self, workload: Workload, results: Mapping[int, Measured | Failed], preferred: Any) -> Decision:
-        assert self.compiling == 0, "it is decided while candidates compile"
-        self.decided.append(f"{workload.path} {[dict(config) for config in preferred]}")
+    def decide(self, workload: Workload, results: Mapping[int, Measured | Failed]) -> Decision:
+        assert self.compiling == 0 or self.apart, "it is decided while candidates compile"
+        with self.lock:
+            self.decided.append(workload.path)
         times = {index: result.timing.latency for index, result in results.items() if isinstance(result, Measured)}
-        return Decision(dict(results), min(times, key=times.__getitem__) if times else None, None, True, ())
+        time.sleep(self.seconds * random.random())
+        best = min(times.values(), default=0.0)
+        equals = tuple(index for index, took in sorted(times.items()) if took <= best * 1.005)
+        return Decision(dict(results), equals[0] if equals else None, None, True, (), equals)
 
 
 class PlayedDevice:
     """One of several devices of a play."""
 
-    apart = False
-
     def __init__(self, play: Play, name: str) -> None:
-        self.play, self.name, self.gone = play, name, False
+        self.play, self.name, self.gone, self.apart = play, name, False, play.apart
         self.thread = ThreadPoolExecutor(1)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -148,11 +152,10 @@ def tune(tmp_path: Path) -> Callable[..., tuple[dict[str, Tuned], Play]]:
         stand = Stand(
             pool=stage,
             devices=[PlayedDevice(stage, f"played:{number}") for number in range(devices)],
-            store=store,
             journal=journal,
             progress=Progress(lambda text: None, None),
             overlap=overlap,
-            **play.get("stand", {}),
+            **{"store": store, **play.get("stand", {})},
         )
         found: dict[str, Tuned] = {}
         try:
@@ -186,9 +189,20 @@ def test_one_device_stays_with_a_workload_as_long_as_it_can(tune: Any) -> None:
     assert sum(a != b for a, b in itertools.pairwise(shapes)) <= len(SHAPES) + 1
 
 
-def test_what_other_shapes_chose_is_told_when_it_is_decided(tune: Any) -> None:
-    _, play = tune(measure=lambda c: 1.0 + abs(c.index - 5))
-    assert play.decided[0].endswith("[]") and play.decided[2].endswith("[{'t': 5}, {'t': 5}]")
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_of_equals_what_earlier_shapes_chose_wins_on_any_number_of_devices(tune: Any, devices: int) -> None:
+    """Whichever was decided first, and however long it took."""
+
+    def measure(candidate: Candidate) -> float:
+        size = candidate.workload.shape["N"]
+        good = {8: (7, 4), 64: (2, 4, 9), 512: (2, 9, 10)}[size]
+        return 1.0 if candidate.index in good else 2.0
+
+    for apart in (False, True):
+        found, play = tune(measure=measure, devices=devices, apart=apart, stand={"store": NOTHING})
+        assert [tuned.decision.winner_index for tuned in found.values()] == [4, 4, 2]
+        assert list(found) == [f"k/cuda-sm_90a/N{shape['N']}" for shape in SHAPES], "they are told in the spec's order"
+        assert sorted(play.decided) == sorted(found)
 
 
 def test_failures_at_every_stage_are_outcomes(tune: Any) -> None:

@@ -11,7 +11,8 @@ called with a measuring child (a ``Child`` of that host), a ``Log``, and the arg
 who else uses the host and the many small requests of a decision are all local to the device. Arguments and results are plain
 data that ``pickle`` takes. Every ``Built`` among the arguments (alone, in a ``Measured``, in a dict of those) names a folder of the driver's
 disk; an executor whose device is elsewhere sends ``executable.so`` by the digest that the ``Built`` has (once a host, not once a call), and
-hands the function a ``Built`` whose folder is there. Results name no folder. What the log is told is told to the driver's, at
+hands the function a ``Built`` whose folder is there. A ``Built`` in a
+result may name a folder of that host: whoever submitted has its own. What the log is told is told to the driver's, at
 the latest before the future is done.
 
 *Loss*: a worker, a process or a host may end for reasons that no candidate answers for. A future of :meth:`Device.submit` then raises

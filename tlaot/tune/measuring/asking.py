@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,13 +16,27 @@ from ..specs.dynamic import bind_params
 from ..specs.plan import Candidate, Workload, canonical
 from .timing import Timing
 
-__all__ = ["Awake", "Measured", "ask", "candidate_request", "prepare", "read_timing", "wake", "workload_request"]
+__all__ = [
+    "Awake",
+    "Measured",
+    "ask",
+    "candidate_request",
+    "measuring_processes",
+    "prepare",
+    "read_timing",
+    "wake",
+    "workload_request",
+]
 
 # Starting a child imports what the device takes, on a machine that may be busy compiling.
 _START_TIMEOUT = 180.0
 
+# Several devices are asked at the same time, each by a thread.
+_guard = Lock()
 # A reference may fail once because memory was short for a moment.
 _MOST_ATTEMPTS = 2
+# The process of each child that woke.
+_processes: WeakKeyDictionary[Child, int] = WeakKeyDictionary()
 _unprepared: WeakKeyDictionary[Child, tuple[str, int, Failed]] = WeakKeyDictionary()
 
 
@@ -47,7 +62,17 @@ def wake(child: Child) -> Awake | Failed:
     answer = ask(child, {"op": "wake"}, _START_TIMEOUT)
     if isinstance(answer, Failed):
         answer = ask(child, {"op": "wake"}, _START_TIMEOUT)  # the last candidate may have left it dying
-    return answer if isinstance(answer, Failed) else Awake(answer["device"], answer["pid"])
+    if isinstance(answer, Failed):
+        return answer
+    with _guard:
+        _processes[child] = answer["pid"]
+    return Awake(answer["device"], answer["pid"])
+
+
+def measuring_processes() -> frozenset[int]:
+    """The processes that measure for this one, one a device."""
+    with _guard:
+        return frozenset(_processes.values())
 
 
 def prepare(child: Child, request: Mapping[str, Any], timeout: float) -> Failed | None:
@@ -65,6 +90,8 @@ def prepare(child: Child, request: Mapping[str, Any], timeout: float) -> Failed 
     if not isinstance(answer, Failed):
         _unprepared.pop(child, None)
         return None
+    if child.lost:
+        return answer  # which says nothing of the workload
     _unprepared[child] = request["key"], count + 1 if key == request["key"] else 1, answer
     return answer
 

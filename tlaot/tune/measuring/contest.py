@@ -80,16 +80,12 @@ class Contest:
 
     Args:
         finalists: Their indices, the likeliest first.
-        preferred: Indices that win a tie, the first before the second.
         bursts: Whether others may take the processor for a while; then a visit counts by its lower quartile, and not its median.
         seed: Of the orders.
     """
 
-    def __init__(
-        self, finalists: Sequence[int], *, preferred: Sequence[int] = (), bursts: bool = False, seed: int = 0
-    ) -> None:
+    def __init__(self, finalists: Sequence[int], *, bursts: bool = False, seed: int = 0) -> None:
         self.alive = list(finalists)
-        self._preferred = list(preferred)
         self._bursts = bursts
         self._random = random.Random(seed)
         self._entries = {index: _Entry() for index in finalists}
@@ -144,18 +140,13 @@ class Contest:
         """How much faster than the leader another one may be at most, relative; 0 where the leader is alone."""
         return max((max(0.0, width - ahead) for ahead, width in self._behind().values()), default=0.0)
 
-    def winner(self) -> int:
-        """The best; of equal ones the first that is preferred, then the steadiest, then the first."""
+    def equals(self) -> list[int]:
+        """The best and those that are as good; the steadiest first, then the first."""
         behind, leader = self._behind(), self._leader()
         if not self.rounds:
-            return leader
+            return [leader]
         equal = [leader, *(i for i, (ahead, width) in behind.items() if ahead <= TIE and ahead - width <= 0)]
-
-        def rank(index: int) -> tuple[int, float, int]:
-            place = self._preferred.index(index) if index in self._preferred else len(self._preferred)
-            return place, round(self.timing(index, "").spread, 2), index
-
-        return min(equal, key=rank)
+        return sorted(equal, key=lambda index: (round(self.timing(index, "").spread, 2), index))
 
     def timing(self, index: int, backend: str, winner: int | None = None) -> Timing:
         """Median and spread of all samples of a candidate.

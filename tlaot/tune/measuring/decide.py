@@ -7,16 +7,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from ..children.child import Child, Failed
+from ..children.child import ATTEMPTS, Child, Failed
 from ..specs.plan import Candidate, Workload, canonical
-from .asking import Awake, Measured, ask, candidate_request, prepare, read_timing, wake, workload_request
+from .asking import (
+    Awake,
+    Measured,
+    ask,
+    candidate_request,
+    measuring_processes,
+    prepare,
+    read_timing,
+    wake,
+    workload_request,
+)
 from .contest import TIE, Contest, choose_finalists
 from .device_lock import exclusive
 from .nvml import open_nvml
 from .quiet import CpuWatch, GpuWatch, Watch, wait_until_quiet
 from .timing import Timing
 
-__all__ = ["MORE_TIME", "Decision", "Log", "decide"]
+__all__ = ["MORE_TIME", "Decision", "Log", "decide", "undecided"]
 
 # The end of a note, with the key of tltune.toml; who is not building has another name for it.
 MORE_TIME = "more time may tell: decide-budget"
@@ -29,6 +39,8 @@ _FEWEST_ROUNDS = 3
 # A budget for fewer calls than this of each candidate is spent on those near the best.
 _CALLS_A_CANDIDATE = 12
 _OVERDRAFT = 3.0
+# Of candidates that are as good as the best so many are run twice more, so that any of them may be packaged.
+_MOST_EQUALS = 8
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,7 @@ class Decision:
         reference: The reference's time; None where there is none.
         trusted: Whether the times can be trusted: False where others used the device.
         notes: What is to be told with the result.
+        equals: Those that are as good as the best, the winner where nothing else tells them apart first; each may be packaged.
     """
 
     results: dict[int, Measured | Failed]
@@ -48,6 +61,31 @@ class Decision:
     reference: Timing | None
     trusted: bool
     notes: tuple[str, ...]
+    equals: tuple[int, ...] = ()
+
+    def with_files_of(self, tried: Mapping[int, Measured | Failed]) -> Decision:
+        """With the files and the candidates that were given to whoever decided: where that was elsewhere it had its own."""
+        results = {
+            index: replace(mine, timing=result.timing)
+            if isinstance(result, Measured) and isinstance(mine := tried[index], Measured)
+            else result
+            for index, result in self.results.items()
+        }
+        return replace(self, results=results)
+
+    def prefer(self, configs: Sequence[Mapping[str, Any]], config_of: Callable[[int], Collection[str]]) -> Decision:
+        """With that one of the equals as the winner whose config comes first among some; nothing is measured for it.
+
+        Args:
+            configs: Those that other shapes of the kernel chose, the first before the second.
+            config_of: The canonical configs that a candidate has, or shares its binary with.
+        """
+        places = {canonical(dict(config)): place for place, config in reversed(list(enumerate(configs)))}
+
+        def place(index: int) -> int:
+            return min((places.get(config, len(places)) for config in config_of(index)), default=len(places))
+
+        return replace(self, winner_index=min(self.equals, key=place, default=self.winner_index))
 
 
 class Log(Protocol):
@@ -70,7 +108,8 @@ def decide(
     """Say which candidate of a workload is the best.
 
     Those near the best of screening are timed again in turns until they separate or ``Profile.decide_budget`` seconds are spent. The
-    winner must give the same bits twice, unless the spec says that it need not; the next one takes the place of one that fails.
+    winner must give the same bits twice, unless the spec says that it need not, and so must all that are as good: the next one takes
+    the place of one that fails.
 
     Args:
         workload: The workload.
@@ -85,9 +124,8 @@ def decide(
         return Decision(outcome, None, None, True, ())
     awake = wake(child)
     if isinstance(awake, Failed):
-        what = f"the finalists could not be timed again: {awake.stage}: {awake.reason}"
-        return Decision(outcome, _fastest(outcome), None, False, (what,))
-    final = _Final(workload, outcome, child, preferred, journal, awake.pid)
+        return undecided(outcome, awake)
+    final = _Final(workload, outcome, child, journal, awake.pid)
     surroundings = _Surroundings(workload, child, awake, journal, final.processes)
     # One that is left alone wins in any case.
     if not workload.target.is_cuda:
@@ -97,12 +135,20 @@ def decide(
     with exclusive(awake.device, journal.say) as exclusion:
         if workload.target.is_cuda:
             surroundings.await_quiet(count > 1)  # with it: others that measure are no load that ends by waiting
-        winner = final.decide()
+        equals = final.decide()
         surroundings.look_back()
         reference = _time_reference(workload, outcome, child)
     notes = tuple(dict.fromkeys([*filter(None, [exclusion.note]), *surroundings.notes, *final.notes]))
     trusted = final.steady and surroundings.quiet and not exclusion.shared
-    return Decision(outcome, winner, reference, trusted, notes)
+    decision = Decision(outcome, equals[0] if equals else None, reference, trusted, notes, tuple(equals))
+    return decision.prefer(preferred, lambda index: [canonical(dict(workload.configs[index]))])
+
+
+def undecided(results: Mapping[int, Measured | Failed], why: Failed) -> Decision:
+    """What screening said, where nothing can be timed again."""
+    fastest = _fastest(results)
+    note = f"the finalists could not be timed again: {why.stage}: {why.reason}"
+    return Decision(dict(results), fastest, None, False, (note,), () if fastest is None else (fastest,))
 
 
 class _Surroundings:
@@ -162,54 +208,66 @@ class _Final:
         workload: Workload,
         results: dict[int, Measured | Failed],
         child: Child,
-        preferred: Sequence[Mapping[str, Any]],
         journal: Log,
         pid: int,
     ) -> None:
         self._workload = workload
         self._results = results
         self._child = child
-        self._preferred = [canonical(dict(config)) for config in preferred]
         self._journal = journal
         self._processes = {os.getpid(), pid}
+        self._losses = 0
         self.notes: list[str] = []
         self.steady = True
 
     def processes(self) -> Collection[int]:
-        """This process and the children that measured."""
-        return self._processes
+        """This process and the children that measured; where a GPU has the clock those that measure on others, too."""
+        return self._processes | measuring_processes() if self._workload.target.is_cuda else self._processes
 
-    def decide(self) -> int | None:
-        """The winner; the results hold the rounds' timings and failures afterwards."""
+    def decide(self) -> list[int]:
+        """The best and its equals, none where nothing is left; the results hold the rounds' timings and failures afterwards."""
         while measured := self._measured():
             bursts = not self._workload.target.is_cuda
             affordable = self._workload.kernel.profile.decide_budget * 1e3 / _CALLS_A_CANDIDATE
             finalists = choose_finalists({index: m.timing for index, m in measured.items()}, bursts, affordable)
-            contest = Contest(finalists, preferred=self._by_preference(measured), bursts=bursts)
+            contest = Contest(finalists, bursts=bursts)
             self._play(contest)
             if not contest.alive:
                 continue  # all of them failed; the next ones take their places
-            winner = contest.winner()
-            for index in finalists:
-                result = self._results[index]
-                if isinstance(result, Measured) and contest.visited(index):
-                    timing = contest.timing(index, self._backend, winner)
-                    self._results[index] = replace(result, timing=timing)
-                    self._journal.timed_again(result.candidate, timing)
-            refused = self._refuse(winner)
+            self._take_timings(contest, finalists)
+            equals = self._verified(contest)
+            if equals:
+                self._remark(contest, equals[0])
+                return equals
+        return []
+
+    def _take_timings(self, contest: Contest, finalists: Sequence[int]) -> None:
+        best = contest.equals()[0]
+        for index in finalists:
+            result = self._results[index]
+            if isinstance(result, Measured) and contest.visited(index):
+                timing = contest.timing(index, self._backend, best)
+                self._results[index] = replace(result, timing=timing)
+                self._journal.timed_again(result.candidate, timing)
+
+    def _verified(self, contest: Contest) -> list[int]:
+        """Equals that give the same bits twice; none where the next ones must take their places."""
+        passed: set[int] = set()
+        while contest.alive:
+            equals = contest.equals()[:_MOST_EQUALS]
+            index = next((index for index in equals if index not in passed), None)
+            if index is None:
+                return equals
+            refused = self._refuse(index)
             if refused is None:
-                self._remark(contest, winner)
-                return winner
-            self._fail(winner, refused)
-        return None
+                passed.add(index)
+            else:
+                self._fail(index, refused)
+                contest.drop(index)
+        return []
 
     def _measured(self) -> dict[int, Measured]:
         return {index: r for index, r in sorted(self._results.items()) if isinstance(r, Measured)}
-
-    def _by_preference(self, measured: Mapping[int, Measured]) -> list[int]:
-        places = {config: place for place, config in reversed(list(enumerate(self._preferred)))}
-        chosen = {index: canonical(dict(m.candidate.config)) for index, m in measured.items()}
-        return sorted((i for i, c in chosen.items() if c in places), key=lambda i: (places[chosen[i]], i))
 
     def _play(self, contest: Contest) -> None:
         """Time finalists in rounds until they separate or the budget is spent."""
@@ -222,6 +280,9 @@ class _Final:
             orders = [contest.order() for _ in range(count)]
             answer = self._sample(contest.alive, orders, warm)
             if isinstance(answer, Failed):
+                if self._was_lost():
+                    warm = False
+                    continue
                 culprit = _culprit(answer)
                 if culprit in contest.alive:
                     self._fail(culprit, replace(answer, stage=answer.stage.partition(" ")[0]))
@@ -262,6 +323,13 @@ class _Final:
         expected = sum(r.timing.latency for r in finalists) * len(orders) * 25 / 1e3
         return ask(self._child, asked, profile.timeout + expected)
 
+    def _was_lost(self) -> bool:
+        """Whether the child was killed from outside, which no candidate answers for: what it was asked is asked again."""
+        if not self._child.lost or self._losses >= ATTEMPTS - 1:
+            return False
+        self._losses += 1
+        return True
+
     def _refuse(self, winner: int) -> Failed | None:
         """Run the winner twice more and compare bit by bit: a race is often right once."""
         kernel, result = self._workload.kernel, self._results[winner]
@@ -279,6 +347,8 @@ class _Final:
             self._distrust(f"the winner could not be run again: {awake.stage}: {awake.reason}")
             return None
         answer = ask(self._child, request, kernel.profile.timeout)
+        if isinstance(answer, Failed) and self._was_lost():
+            return self._refuse(winner)
         return answer if isinstance(answer, Failed) else None
 
     def _distrust(self, note: str) -> None:

@@ -5,8 +5,7 @@ An executor calls them (``executors/seam.py``), here or on another host, and car
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from ..children.child import Child, Failed, Lost
 from ..compiling.compile import Built
@@ -51,12 +50,10 @@ def screen(child: Child, log: Log, candidate: Candidate, built: Built, stop_abov
     return found
 
 
-def decide(
-    child: Child,
-    log: Log,
-    workload: Workload,
-    results: Mapping[int, Measured | Failed],
-    preferred: Sequence[Mapping[str, Any]],
-) -> Decision:
-    """Tell those near the best of a workload apart, see :func:`~tlaot.tune.measuring.decide.decide`."""
-    return decide_workload(workload, results, child, preferred=preferred, journal=log)
+def decide(child: Child, log: Log, workload: Workload, results: Mapping[int, Measured | Failed]) -> Decision:
+    """Tell those near the best of a workload apart, see :func:`~tlaot.tune.measuring.decide.decide`.
+
+    Raises:
+        SpecError: The author's inputs or reference raised.
+    """
+    return decide_workload(workload, results, child, journal=log)

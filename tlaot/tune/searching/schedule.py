@@ -1,17 +1,17 @@
 """The tuning loop, one for builds and for Python.
 
-A search says what to try next; candidates are compiled by the pool, screened by the measuring children as their binaries arrive,
-and when all is quiet the finalists of each workload are timed again in turns, which decides. What an earlier tuning has found
-comes from the store.
+A search says what to try next; candidates are compiled by the pool and screened by any device as their binaries arrive. When all of a
+workload's candidates are screened, and it is quiet where the device is, the finalists are timed again in turns on one device, which decides; devices
+decide different workloads at the same time. What an earlier tuning has found comes from the store.
 """
 
 from __future__ import annotations
 
 import queue
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...errors import BuildError
@@ -19,6 +19,7 @@ from ..children.child import ATTEMPTS, Failed, Lost
 from ..compiling.compile import Built
 from ..executors.seam import Compilers, Device
 from ..measuring import tasks
+from ..measuring.decide import undecided
 from ..measuring.measure import Decision, Measured
 from ..measuring.timing import Timing
 from ..specs.plan import Candidate, Workload
@@ -26,11 +27,10 @@ from ..telling.journal import Journal
 from ..telling.progress import Progress
 from .search import Search, Skipped
 from .store import Store
+from .verdicts import Alike, Outcome, Tuned, Verdicts
+from .waiting import Waiting
 
 __all__ = ["Outcome", "Stand", "Tuned", "tune_workloads"]
-
-# What became of a candidate.
-Outcome = Measured | Failed | Skipped
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Stand:
 
     Attributes:
         pool: Compiles.
-        devices: What measures: devices of one model; the first one decides.
+        devices: What measures: devices of one model. Those that are not apart decide when nothing compiles any more.
         store: Keeps what is found.
         journal: Is told everything.
         progress: Is told how far it is.
@@ -58,21 +58,6 @@ class Stand:
     on_built: Callable[[Candidate, Built], None] = lambda candidate, built: None
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What a workload's tuning found.
-
-    Attributes:
-        workload: The workload.
-        outcomes: One a config, in order.
-        decision: The winner among them, the reference's time, and whether the measurement can be trusted.
-    """
-
-    workload: Workload
-    outcomes: tuple[Outcome, ...]
-    decision: Decision
-
-
 def tune_workloads(
     plans: Sequence[tuple[Sequence[Workload], Search]], stand: Stand, decided: Callable[[Tuned], None]
 ) -> None:
@@ -81,7 +66,7 @@ def tune_workloads(
     Args:
         plans: For each kernel entry its workloads, decided in this order, and the search over all of them.
         stand: What to work with.
-        decided: Called with each workload as soon as its winner is known.
+        decided: Called with each workload as soon as its winner is known, those of one kernel in the order of the plans.
 
     Raises:
         SpecError: The inputs or the reference of a workload raised; its other candidates are not tried.
@@ -90,134 +75,113 @@ def tune_workloads(
     for workloads, search in plans:
         if search.note:
             stand.journal.write(f"{workloads[0].kernel.name} [{workloads[0].target}]: {search.note}")
-    run = _Run(plans, stand)
+    run = _Run(plans, stand, decided)
     try:
-        run.collect()
+        run.go()
     except BaseException:
         for device in stand.devices:  # or a kernel that nobody wants any more would be waited for
             device.kill()
         raise
-    chosen: dict[str, list[Mapping[str, Any]]] = {}
-    for workload in (workload for workloads, _ in plans for workload in workloads):
-        preferred = chosen.setdefault(workload.kernel.name, [])
-        tuned = _decide(workload, run, preferred, stand)
-        winner = tuned.decision.winner_index
-        if winner is not None:
-            preferred.append(workload.configs[winner])
-        decided(tuned)
-
-
-def _decide(workload: Workload, run: _Run, preferred: Sequence[Mapping[str, Any]], stand: Stand) -> Tuned:
-    tried = run.results[workload.path]
-    decision: Decision = stand.devices[0].submit(tasks.decide, workload, tried, list(preferred)).result()
-    for index, result in decision.results.items():
-        if isinstance(result, Failed) and result != tried[index]:  # it failed only when it was looked at again
-            stand.store.keep_measurement(workload.candidates()[index], result)
-    outcomes: dict[int, Outcome] = {**run.skipped(workload), **decision.results}
-    # Configs that compile to the same binary share its outcome; the first of them in the spec's order wins, and not the one
-    # whose compiler was the first to be done.
-    alike = [] if decision.winner_index is None else [decision.winner_index]
-    for twin, first in run.twins.get(workload.path, ()):
-        same = outcomes[first]
-        outcomes[twin.index] = replace(same, candidate=twin) if isinstance(same, Measured) else same
-        alike += [twin.index] if first == decision.winner_index else []
-    decision = replace(decision, winner_index=min(alike, default=None))
-    return Tuned(workload, tuple(outcomes[index] for index in range(len(workload.configs))), decision)
-
-
-@dataclass
-class _Waiting:
-    """Binaries that wait for a device, by workload: one workload's inputs and reference are on the device at a time."""
-
-    by_workload: dict[str, list[tuple[Candidate, Built]]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.by_workload.values()))
-
-    def put(self, candidate: Candidate, built: Built) -> None:
-        self.by_workload.setdefault(candidate.workload.path, []).append((candidate, built))
-
-    def take(self, preferred: str | None) -> tuple[Candidate, Built]:
-        """The next one, of the preferred workload if it has any."""
-        path = preferred if preferred in self.by_workload else next(iter(self.by_workload))
-        assert path is not None
-        found = self.by_workload[path].pop(0)
-        if not self.by_workload[path]:
-            del self.by_workload[path]
-        return found
 
 
 class _Run:
-    """The state of one tuning; every change is made by the thread that calls :meth:`collect`."""
+    """The state of one tuning; every change is made by the thread that calls :meth:`go`."""
 
-    def __init__(self, plans: Sequence[tuple[Sequence[Workload], Search]], stand: Stand) -> None:
-        self._search_of = {workload.path: search for workloads, search in plans for workload in workloads}
-        self.results: dict[str, dict[int, Measured | Failed]] = {path: {} for path in self._search_of}
-        self.twins: dict[str, list[tuple[Candidate, int]]] = {}
-        self._searches = [search for _, search in plans]
-        self._workloads = [workload for workloads, _ in plans for workload in workloads]
+    def __init__(
+        self, plans: Sequence[tuple[Sequence[Workload], Search]], stand: Stand, decided: Callable[[Tuned], None]
+    ) -> None:
         self._stand = stand
+        self._search_of = {workload.path: search for workloads, search in plans for workload in workloads}
+        self._workloads = [workload for workloads, _ in plans for workload in workloads]
+        self._results: dict[str, dict[int, Measured | Failed]] = {path: {} for path in self._search_of}
+        self._alike = {workload.path: Alike(workload.candidates()) for workload in self._workloads}
+        self._verdicts = Verdicts(self._workloads, self._alike, decided)
+        self._open = {workload.path: workload for workload in self._workloads}
+        self._asking = [search for _, search in plans]
+        self._passed = {id(search): 0 for search in self._asking}
+        self._skipped: dict[str, dict[int, Skipped]] = {}
+
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting = _Waiting()
-        self._compiling = 0
-        self._screening = 0
-        self._waking = 0
-        self._gone = 0
+        self._waiting = Waiting({workload.path: place for place, workload in enumerate(self._workloads)})
+        self._compiling = self._screening = self._waking = self._deciding = 0
         self._remembering = False
-        self._passed = 0
-        self._idle = list(stand.devices)
-        self._last: dict[int, str] = {}
+        self._devices = list(stand.devices)
+        self._idle = list(range(len(self._devices)))
+        self._gone = 0
+        # How often a candidate, or a workload that was being decided (-1), was lost with the process or host that had it.
+        self._lost: Counter[tuple[str, int]] = Counter()
         self._unprepared: list[tuple[Workload, Built]] = []
         self._prepared: set[int] = set()
         self._first_of: dict[Any, int] = {}
         # Sizes of a dynamic workload have their binaries in common: what is being compiled, and what was, by Candidate.binary.
         self._coming: dict[str, Future[Built | Failed]] = {}
         self._made: dict[str, Built] = {}
-        # How often each candidate was lost with the process or host that had it.
-        self._lost: Counter[tuple[str, int]] = Counter()
-        jobs = stand.pool.jobs
-        # Enough to keep the device busy, and few enough that what is learnt steers what is compiled.
-        self._ahead = 2 * jobs if stand.overlap else max(32, 8 * jobs)
 
-    def skipped(self, workload: Workload) -> dict[int, Skipped]:
-        found = self._search_of[workload.path].skipped()
-        return {one.candidate.index: one for one in found if one.candidate.workload.path == workload.path}
-
-    def collect(self) -> None:
-        """Try what the searches ask for until they have enough."""
+    def go(self) -> None:
+        """Try what the searches ask for until they have enough, and decide."""
         self._wake()
         self._remember()
         while True:
             self._ask()
             self._prepare()
             self._screen()
-            if self._compiling == 0 and self._screening == 0 and not (self._waiting and self._waking):
-                if all(search.finished for search in self._searches):
+            self._decide()
+            busy = self._compiling or self._screening or self._deciding or (self._waiting.binaries and self._waking)
+            if not busy:
+                if self._verdicts.complete:
                     return
-                raise AssertionError("a search waits for results, and nothing is being tried")
+                if not (self._waking and self._all_told):
+                    raise AssertionError("a search waits for results, and nothing is being tried")
             self._events.get()()
+
+    @property
+    def _all_told(self) -> bool:
+        return not self._asking and not self._open
 
     def _ask(self) -> None:
         stand = self._stand
-        if not stand.overlap and (self._screening or (self._waiting and not self._compiling)):
+        waiting = self._waiting.binaries
+        if not stand.overlap and (self._screening or (waiting and not self._compiling)):
             return
-        while self._compiling + len(self._waiting) < self._ahead:
-            candidate = next((found for search in self._searches if (found := search.ask()) is not None), None)
+        while self._asking and self._compiling + self._waiting.binaries < self._ahead:
+            candidate = self._next()
             if candidate is None:
-                break
+                return
             self._begin(candidate)
-        self._show_skipped()
 
-    def _show_skipped(self) -> None:
-        passed = sum(len(search.skipped()) for search in self._searches)
-        if passed > self._passed:
-            self._stand.progress.skipped(passed - self._passed)
-            self._passed = passed
+    @property
+    def _ahead(self) -> int:
+        """How many may be compiling or wait: enough to keep the devices busy, and few enough that what is learnt steers what is compiled."""
+        jobs = self._stand.pool.jobs
+        return max(2 * jobs, 2 * len(self._devices)) if self._stand.overlap else max(32, 8 * jobs)
+
+    def _next(self) -> Candidate | None:
+        for search in list(self._asking):
+            candidate = search.ask()
+            self._note_skipped(search)
+            if candidate is not None:
+                return candidate
+            if search.exhausted:
+                self._asking.remove(search)
+        return None
+
+    def _note_skipped(self, search: Search) -> None:
+        """Take what a search has passed over since the last look."""
+        if search.count_skipped == self._passed[id(search)]:
+            return
+        new = search.skipped()[self._passed[id(search)] :]
+        self._passed[id(search)] += len(new)
+        self._stand.progress.skipped(len(new))
+        for skipped in new:
+            candidate = skipped.candidate
+            self._skipped.setdefault(candidate.workload.path, {})[candidate.index] = skipped
+        for workload in {skipped.candidate.workload.path: skipped.candidate.workload for skipped in new}.values():
+            self._close(workload)
 
     def _remember(self) -> None:
         """Take what earlier tunings know of any candidate: it is evidence, and all of it may win."""
         self._remembering = True
-        for candidate in (candidate for workload in self._workloads for candidate in workload.candidates()):
+        for candidate in (candidate for path in self._search_of for candidate in self._alike[path].candidates):
             known = self._stand.store.measurement(candidate)
             if isinstance(known, Failed):
                 self._stand.journal.restored(candidate, known)
@@ -261,9 +225,9 @@ class _Run:
         path = candidate.workload.path
         first = self._first_of.setdefault((path, built.digest, built.params, built.out_idx), candidate.index)
         if first != candidate.index:
-            self.twins.setdefault(path, []).append((candidate, first))
-            if first in self.results[path]:
-                self._tell_twin(candidate, self.results[path][first])
+            self._alike[path].add(first, candidate.index)
+            if first in self._results[path]:
+                self._tell_twin(candidate, self._results[path][first])
         elif known is not None:
             self._stand.journal.restored(candidate, known)
             self._finish(candidate, Measured(candidate, built, known), known)
@@ -278,69 +242,66 @@ class _Run:
         """Have the devices ready when the first binary is: a CUDA context takes as long to make as a kernel to compile."""
         if not self._stand.overlap:
             return
-        for device in self._idle:
-            self._await_awake(device, device.submit(tasks.wake))
+        for number in self._idle:
+            self._await_awake(number, self._devices[number].submit(tasks.wake))
         self._idle = []
 
-    def _await_awake(self, device: Device, future: Future[None]) -> None:
+    def _await_awake(self, number: int, future: Future[None]) -> None:
         self._waking += 1
-        future.add_done_callback(lambda done: self._events.put(lambda: self._awoke(device, done)))
+        future.add_done_callback(lambda done: self._events.put(lambda: self._awoke(number, done)))
 
-    def _awoke(self, device: Device, done: Future[None]) -> None:
+    def _awoke(self, number: int, done: Future[None]) -> None:
         self._waking -= 1
         try:
             done.result()
         except Lost:
             pass  # it wakes, or says why it does not, at its first candidate
-        self._rest(device)
+        self._rest(number)
 
-    def _rest(self, device: Device) -> None:
+    def _rest(self, number: int) -> None:
         """A device has nothing to do, unless it is gone."""
+        device = self._devices[number]
         if not device.gone:
-            self._idle.append(device)
+            self._idle.append(number)
             return
         self._gone += 1
+        self._waiting.leave(number)
         self._stand.journal.say(f"tlaot: {device.name} is lost, and measures no more")
-        if self._gone == len(self._stand.devices):
-            raise BuildError(
-                "measuring", "every device to measure on is lost", "Tune again: it goes on from what it has found."
-            )
+        if self._gone == len(self._devices):
+            what = "every device to measure on is lost"
+            raise BuildError("measuring", what, "Tune again: it goes on from what it has found.")
 
     def _prepare(self) -> None:
         """Try each entry's inputs and reference while its candidates compile, to be screened only then: a mistake must not wait so long."""
         while self._idle and self._unprepared and not self._stand.overlap and self._compiling:
             workload, built = self._unprepared.pop()
-            device = self._idle.pop()
-            self._last[id(device)] = workload.path
-            self._await_awake(device, device.submit(tasks.prepare, workload, built))
+            number = self._idle.pop()
+            self._waiting.settle_in(number, workload)
+            self._await_awake(number, self._devices[number].submit(tasks.prepare, workload, built))
 
     def _screen(self) -> None:
         """Give binaries to idle devices."""
         if not self._stand.overlap and self._compiling:
             return
-        while self._idle and self._waiting:
-            device = self._idle.pop()
-            candidate, built = self._waiting.take(self._last.get(id(device)))
-            self._last[id(device)] = candidate.workload.path
+        while self._idle and self._waiting.binaries:
+            number = self._idle.pop()
+            candidate, built = self._waiting.take(number)
             self._screening += 1
-            future = device.submit(tasks.screen, candidate, built, self._stop_above(candidate.workload))
-            self._await_screened(device, candidate, built, future)
+            limit = self._stop_above(candidate.workload)
+            self._await_screened(
+                number, candidate, built, self._devices[number].submit(tasks.screen, candidate, built, limit)
+            )
 
-    def _await_screened(
-        self, device: Device, candidate: Candidate, built: Built, future: Future[Timing | Failed]
-    ) -> None:
-        future.add_done_callback(lambda done: self._events.put(lambda: self._screened(device, candidate, built, done)))
+    def _await_screened(self, number: int, candidate: Candidate, built: Built, future: Future[Timing | Failed]) -> None:
+        future.add_done_callback(lambda done: self._events.put(lambda: self._screened(number, candidate, built, done)))
 
-    def _screened(self, device: Device, candidate: Candidate, built: Built, done: Future[Timing | Failed]) -> None:
+    def _screened(self, number: int, candidate: Candidate, built: Built, done: Future[Timing | Failed]) -> None:
         self._screening -= 1
-        self._rest(device)
+        self._rest(number)
         try:
             outcome = done.result()
         except Lost as lost:
-            name = candidate.workload.path, candidate.index
-            self._lost[name] += 1
-            if self._lost[name] < ATTEMPTS:
-                self._stand.journal.write(f"again    {candidate.label}: lost with its process: {lost}")
+            if self._give_out_again(candidate.workload, candidate.index, candidate.label, lost):
                 self._waiting.put(candidate, built)
                 return
             outcome = lost.failed
@@ -349,13 +310,20 @@ class _Run:
         self._stand.store.keep_measurement(candidate, outcome)
         self._finish(candidate, result, outcome)
 
+    def _give_out_again(self, workload: Workload, index: int, label: str, lost: Lost) -> bool:
+        name = workload.path, index
+        self._lost[name] += 1
+        if self._lost[name] >= ATTEMPTS:
+            return False
+        self._stand.journal.write(f"again    {label}: lost with who had it: {lost}")
+        return True
+
     def _finish(self, candidate: Candidate, result: Measured | Failed, outcome: Timing | Failed) -> None:
         path = candidate.workload.path
-        self.results[path][candidate.index] = result
+        self._results[path][candidate.index] = result
         self._tell(candidate, outcome)
-        for twin, first in self.twins.get(path, ()):
-            if first == candidate.index:
-                self._tell_twin(twin, result)
+        for twin in self._alike[path].twins(candidate.index):
+            self._tell_twin(twin, result)
 
     def _tell_twin(self, twin: Candidate, result: Measured | Failed) -> None:
         outcome = result if isinstance(result, Failed) else result.timing
@@ -366,8 +334,53 @@ class _Run:
         self._stand.progress.measured()
         search = self._search_of[candidate.workload.path]
         (search.remember if self._remembering else search.tell)(candidate, outcome)
+        self._close(candidate.workload)
+
+    def _close(self, workload: Workload) -> None:
+        """A workload whose candidates were all tried or passed over is to be decided."""
+        if workload.path in self._open and self._search_of[workload.path].is_closed(workload):
+            self._waiting.put_screened(self._open.pop(workload.path))
 
     def _stop_above(self, workload: Workload) -> float | None:
         factor = self._stand.early_stop_factor
-        measured = [r.timing.latency for r in self.results[workload.path].values() if isinstance(r, Measured)]
-        return None if factor is None or not measured else min(measured) * factor
+        if factor is None:
+            return None
+        measured = [r.timing.latency for r in self._results[workload.path].values() if isinstance(r, Measured)]
+        return min(measured) * factor if measured else None
+
+    def _decide(self) -> None:
+        """Give workloads to devices that have nothing to screen; those that are not apart wait until nothing compiles any more."""
+        quiet = self._all_told and not self._compiling
+        for number in list(self._idle):
+            if not (quiet or self._devices[number].apart):
+                continue
+            workload = self._waiting.take_screened(number)
+            if workload is None:
+                return
+            self._idle.remove(number)
+            self._deciding += 1
+            tried = self._alike[workload.path].to_decide(self._results[workload.path])
+            future = self._devices[number].submit(tasks.decide, workload, tried)
+            self._await_decided(number, workload, future)
+
+    def _await_decided(self, number: int, workload: Workload, future: Future[Decision]) -> None:
+        future.add_done_callback(lambda done: self._events.put(lambda: self._decided(number, workload, done)))
+
+    def _decided(self, number: int, workload: Workload, done: Future[Decision]) -> None:
+        self._deciding -= 1
+        self._rest(number)
+        alike = self._alike[workload.path]
+        tried = alike.to_decide(self._results[workload.path])
+        try:
+            decision = done.result()
+        except Lost as lost:
+            if self._give_out_again(workload, -1, f"{workload.label}, being decided", lost):
+                self._waiting.put_screened(workload)
+                return
+            decision = undecided(tried, lost.failed)
+        decision = decision.with_files_of(tried)
+        failed = {i: r for i, r in decision.results.items() if isinstance(r, Failed) and r != tried[i]}
+        for index, result in alike.of_all(failed).items():  # they failed only when they were looked at again
+            assert isinstance(result, Failed)
+            self._stand.store.keep_measurement(alike.candidates[index], result)
+        self._verdicts.add(workload, decision, self._skipped.get(workload.path, {}))

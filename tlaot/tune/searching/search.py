@@ -121,6 +121,21 @@ class Search(ABC):
         """Whether every candidate was tried or passed over."""
         return not any(self.left) and not any(self.under_way)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether it has nothing more to ask for, whatever becomes of those under way."""
+        return not any(self.left)
+
+    def is_closed(self, workload: Workload) -> bool:
+        """Whether every candidate of a workload was tried or passed over."""
+        position = self._positions[workload.path]
+        return not self.left[position] and not self.under_way[position]
+
+    @property
+    def count_skipped(self) -> int:
+        """How many candidates were passed over until now."""
+        return len(self._skipped)
+
     def skipped(self) -> list[Skipped]:
         """The candidates that were passed over until now."""
         return list(self._skipped)

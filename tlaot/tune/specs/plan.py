@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ...target import Target
@@ -38,7 +39,7 @@ class Workload:
     sizes: Mapping[str, int] = field(default_factory=dict)
     part: str = ""
 
-    @property
+    @cached_property
     def path(self) -> str:
         """Folder of the workload among the package's kernels: ``matmul/llvm-x86-64-v3/K64-M64-N64``.
 
@@ -80,7 +81,7 @@ class Candidate:
     index: int
     config: Mapping[str, Any]
 
-    @property
+    @cached_property
     def binary(self) -> str:
         """What it is compiled of, as text: candidates that have it in common have one binary."""
         workload = self.workload
