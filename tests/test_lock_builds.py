@@ -427,7 +427,7 @@ def test_two_that_tune_at_once_and_one_that_is_killed(project: Project) -> None:
         "import sys; from pathlib import Path; from types import SimpleNamespace as S\n"
         "from tlaot.tune.pipeline import Selection, tune_project\n"
         "p = Path(sys.argv[1])\n"
-        "settings = S(tune='on', lock='update', targets=None, jobs=1, keep=False)\n"
+        "settings = S(tune='on', lock='update', targets=None, jobs=1, keep=False, executor=None, devices=None)\n"
         "tune_project(p / 'tltune.toml', p, settings, Selection(), lambda line: print(line, flush=True))\n"
     )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

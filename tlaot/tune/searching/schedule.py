@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ...errors import BuildError
 from ..children.child import ATTEMPTS, Failed, Lost
@@ -30,7 +30,16 @@ from .store import Store
 from .verdicts import Alike, Outcome, Tuned, Verdicts
 from .waiting import Waiting
 
-__all__ = ["Outcome", "Stand", "Tuned", "tune_workloads"]
+__all__ = ["Events", "Outcome", "Stand", "Tuned", "tune_workloads"]
+
+
+class Events(Protocol):
+    """What has happened, to be taken in by the thread that runs the loop; ``put`` is for any thread."""
+
+    def put(self, event: Callable[[], None], /) -> None: ...
+
+    def get(self) -> Callable[[], None]:
+        """The next one; waits for it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class Stand:
         overlap: Whether candidates are screened while others compile; off where the device is what compiles.
         early_stop_factor: A candidate whose first calls take more than this times the best so far is not timed further.
         on_built: Called with each binary; what it raises ends the tuning.
+        events: Makes the queue that says what has happened; another one may have a clock of its own.
     """
 
     pool: Compilers
@@ -56,6 +66,7 @@ class Stand:
     overlap: bool
     early_stop_factor: float | None = None
     on_built: Callable[[Candidate, Built], None] = lambda candidate, built: None
+    events: Callable[[], Events] = queue.SimpleQueue
 
 
 def tune_workloads(
@@ -101,7 +112,7 @@ class _Run:
         self._passed = {id(search): 0 for search in self._asking}
         self._skipped: dict[str, dict[int, Skipped]] = {}
 
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._events = stand.events()
         self._waiting = Waiting({workload.path: place for place, workload in enumerate(self._workloads)})
         self._compiling = self._screening = self._waking = self._deciding = 0
         self._remembering = False
