@@ -168,7 +168,9 @@ def interactive_bash(place: Path) -> Callable[[bytes], str]:
     def type_keys(keys: bytes) -> str:
         master, slave = pty.openpty()
         command = ["bash", "--rcfile", "bashrc", "-i"]
-        shell = subprocess.Popen(command, cwd=place, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+        shell = subprocess.Popen(
+            command, cwd=place, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        )
         os.close(slave)
         try:
             read_until(master, "> ")
