@@ -329,11 +329,52 @@ def _doc(value: Any) -> list[str]:
     return re.sub(r"\n{3,}", "\n\n", text).split("\n")
 
 
+def manifest_page() -> str:
+    from tlaot import manifest
+
+    return page(
+        "The manifest",
+        "`<package>/_tlaot/manifest.json` lists what a package ships. It is written by builds, read by `tlaot.load`, C++ programs and the",
+        "commands; `tlaot inspect --json` is the way for programs of others. It is JSON with sorted keys, a line a variant, and carries a",
+        "digest of itself; each variant's folder has its own entry as `variant.json`. Formats: "
+        f"{manifest.FORMAT_VERSION}, and {manifest.BUCKETS_VERSION} where variants serve ranges of sizes.",
+        "",
+        "    my_package/_tlaot/manifest.json",
+        "    my_package/_tlaot/<kernel>/<target>/<workload>/executable.so, variant.json, best_config.json, latency.json, ...",
+        "",
+        *_classes(
+            [manifest.Manifest, manifest.Kernel, manifest.Variant, manifest.Bucket, manifest.Param, manifest.FileDigest]
+        ),
+    )
+
+
+def lock_page() -> str:
+    from tlaot.tune.locks import lock, lock_file
+    from tlaot.tune.measuring.timing import Timing
+
+    return page(
+        "`tltune.lock`",
+        "What tuning found, as data that is committed: [deploying.md](../deploying.md#the-lock) says how it is used. `tlaot tune` writes it,",
+        "`tlaot lock` looks after it. It is JSON with a line a field, and a line a candidate; entries are sorted by kernel, target and shape,",
+        "so that it reads well in a diff and merges by lines. Each entry has a digest of itself: one that was edited by hand is known.",
+        f"Version {lock_file.LOCK_VERSION}.",
+        "",
+        *_classes([lock.Entry, lock.Tried, Timing, lock.Sized, lock.Part]),
+    )
+
+
+def _classes(classes: list[type]) -> Iterator[str]:
+    for one in classes:
+        yield from (f"## {one.__name__}", "", *_doc(one))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "spec.md": spec_page,
     "commands.md": commands_page,
     "settings.md": settings_page,
     "python.md": python_page,
+    "manifest.md": manifest_page,
+    "lock.md": lock_page,
 }
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Fenced blocks of the documents, with what an HTML comment before them says is to be done with them.
 
-    <!-- file: PATH -->         the block is a file's content
-    <!-- run -->                it is run by a shell; "run: NAME, NAME" needs what the test knows by these names
-    <!-- expect -->             the output of what was run before has these lines in it
-    <!-- output -->             shown only
-    <!-- network --> <!-- gpu -->   not run; its commands are held against the parser
+<!-- file: PATH -->         the block is a file's content
+<!-- run -->                it is run by a shell; "run: NAME, NAME" needs what the test knows by these names
+<!-- expect -->             the output of what was run before has these lines in it
+<!-- output -->             shown only
+<!-- network --> <!-- gpu -->   not run; its commands are held against the parser
 """
 
 from __future__ import annotations
