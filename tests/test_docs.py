@@ -159,7 +159,11 @@ class Workplace:
         if block.kind == "file":
             path = self.folder / block.words[0]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text, encoding="utf-8")
+            text = block.text
+            if path.name == "tltune.toml":  # nothing is waited for, since the machine is at work on other tests
+                quick = "profile = { warmup = 2, rep = 10, decide-budget = 0.1, quiet-timeout = 0 }"
+                text = text.replace("\nout-idx", f"\n{quick}\nout-idx")
+            path.write_text(text, encoding="utf-8")
         elif block.kind == "run":
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", block.text],
