@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -350,6 +351,31 @@ def test_a_static_and_a_dynamic_entry_of_one_factory(project: Path, record: Run)
     entries = [kernel for kernel in read_spec(path).kernels if kernel.name == "rows"]
     assert [dict(entry.dynamic) for entry in entries] == [{}, {"num_tokens": (7, 9)}]
     assert entries[1].shapes == ({"hidden": 128},) and not entries[1].check
+
+
+def test_a_size_that_some_launches_do_not_tell(project: Path, record: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is launched for no rows: one entry all the same; where no launch tells it, the author is asked."""
+    record("rows(128)(Array(7, 128), Array(7, 128)); rows(64)(Array(0, 64), Array(0, 64)); rows(32)()")
+    (project / "tltune.toml").write_text(SPEC)
+    assert main(["capture", "--from", "recording"]) == 0
+    text = (project / "tltune.toml").read_text()
+    assert text.count("pkg.kernels:rows") == 1 and "dynamic = { num_tokens = [1, 7] }" in text
+    assert "    { hidden = 32 },\n    { hidden = 64 },\n    { hidden = 128 },\n" in text
+    said = capsys.readouterr().out
+    assert "rows: num_tokens was 7 in every launch" in said and "no launch told it" not in said
+
+
+def test_objects_are_spelled_and_shown_by_their_fields(
+    project: Path, record: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record("for depth in (2, 3): odd(4, hook=Options(depth))(Array(4))")
+    (project / "tltune.toml").write_text(SPEC)
+    assert main(["capture", "--from", "recording"]) == 0
+    made = '{ make = "pkg.kernels:Options", with = { depth = 3, tile = { tuple = [1, 2] } } }'
+    assert f"    {{ M = 4, hook = {made} }},\n" in (project / "tltune.toml").read_text()
+    said = capsys.readouterr().out
+    assert re.search(r"^odd +hook.depth = 3 +1 +50.0%  new$", said, re.MULTILINE)
+    assert "  odd, in all: M = 4, hook.tile = (1, 2)\n" in said
 
 
 def test_shapes_of_a_function_are_left_to_it(project: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:

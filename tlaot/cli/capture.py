@@ -261,6 +261,8 @@ def _show(recording: Recording, proposal: Proposal, errors: Sequence[SpecError])
         for row in proposal.rows
     ]
     yield from spell_table(["kernel", "workload", "launches", "share", ""], rows, ("launches", "share"), columns())
+    for name, items in proposal.common.items():
+        yield f"  {name}, in all: {', '.join(items)}"
     notes = [*proposal.hints, *recording.troubles]
     notes += [f"{recording.lost} launches could not be recorded"] if recording.lost else []
     notes += [" ".join(str(error).split()) for error in errors]
@@ -294,6 +296,7 @@ def _as_json(recording: Recording, proposal: Proposal, errors: Sequence[SpecErro
                 "share": r.share,
                 "state": r.state,
                 "why": r.why,
+                "shape": None if r.shape is None else dict(r.shape),
             }
             for r in proposal.rows
         ],
