@@ -43,7 +43,7 @@ KEYS = {
         "false",
         "ship `device_kernel.cu`, `host_kernel.c`, `kernel.cubin` beside each binary (CUDA and `c` targets)",
     ),
-    "executor": ("the spec's", "where candidates are compiled and measured: `local`"),
+    "executor": ("the spec's", "where candidates are compiled and measured: `local`, or `ray` (a cluster)"),
     "devices": (
         "every visible one",
         "numbers of the GPUs to measure on, with commas: those that run the target, of one model",
