@@ -149,7 +149,7 @@ def _record(words: Sequence[str], folder: Path, options: argparse.Namespace) -> 
                 "--no-launch", f"is a GPU's target, got {target}", "Write --no-launch cuda:sm_90a, or --no-launch --."
             )
     prepare_folder(folder, options.append)
-    return run_command(words, folder, os.environ, options.dry_as)
+    return run_command(words, folder, os.environ, options.dry_as, quiet=options.json)
 
 
 def _write(recording: Recording, folder: Path, recordings: Sequence[Path], options: argparse.Namespace) -> int:
