@@ -206,9 +206,6 @@ def test_the_draft(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "can be read; nothing is left to fill in" in capsys.readouterr().out
     plain = next(kernel for kernel in spec.kernels if kernel.name == "plain")
     assert plain.shapes == ({"N": 1024, "causal": False},) and plain.out_idx == (-1,)
-    # A function of TVM's that binds no threads is no kernel of a GPU's, whatever the package's other targets.
-    targets = {kernel.frontend: [str(target) for target in kernel.targets] for kernel in spec.kernels}
-    assert targets == {"tvm": ["llvm:x86-64-v3"], "tilelang": ["cuda:sm_90a"]}
     scan = next(kernel for kernel in spec.kernels if kernel.name == "scan")
     assert scan.configs == ({"threads": 128}, {"threads": 256})
 
@@ -364,3 +361,37 @@ def test_a_list_of_many_lines_keeps_its_shape() -> None:
         )
     )
     assert "dependencies = [\n  'torch',\n  \"tlaot\",\n]\n" in after
+
+
+def test_modules_that_take_tilelang_from_tlaot(tmp_path: Path) -> None:
+    """``tilelang = tlaot.tilelang_for(__name__)`` is TileLang, and ``@tlaot.kernel`` decorates as its jit does."""
+    package = tmp_path / "pk"
+    package.mkdir()
+    (package / "__init__.py").write_text("import tlaot; tilelang = tlaot.tilelang_for(__name__)\n")
+    text = """
+    import tlaot
+    tilelang = tlaot.tilelang_for(__name__)
+    T = tilelang.language
+
+    @tilelang.jit(out_idx=[-1])
+    def first(N, block=64):
+        @T.prim_func
+        def main(A: T.Tensor((N,), "float32")):
+            pass
+        return main
+
+    @tlaot.kernel
+    def second(N, M):
+        @T.prim_func
+        def main(A: T.Tensor((N, M), "float32")):
+            pass
+        return main
+    """
+    (package / "kernels.py").write_text(textwrap.dedent(text))
+    found, troubles = find_factories(read_modules(tmp_path, "pk")[0])
+    assert not troubles
+    assert [(one.name, one.frontend, one.decorated) for one in found] == [
+        ("first", "tilelang", True),
+        ("second", "tilelang", True),
+    ]
+    assert [argument.tunable for argument in found[0].arguments] == [False, True]

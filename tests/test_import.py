@@ -118,3 +118,14 @@ def test_public_names(module: Any) -> None:
     assert set(module.__all__) <= set(dir(module))
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         _ = module.nothing_of_the_kind
+
+
+def test_every_folder_of_the_package_is_in_its_wheels() -> None:
+    """``pyproject.toml`` lists them; one that it lacks is missing where tlaot is installed, and nowhere else."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "tlaot" / "__init__.py").is_file():
+        pytest.skip("the tests run without the repository around them")
+    text = (root / "pyproject.toml").read_text(encoding="utf-8")
+    folders = {".".join(path.parent.relative_to(root).parts) for path in (root / "tlaot").rglob("__init__.py")}
+    assert "tlaot.dropin" in folders
+    assert not [name for name in folders if f'    "{name}",' not in text]

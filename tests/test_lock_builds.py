@@ -19,7 +19,7 @@ from conftest import has_distribution, has_nvcc
 from locks import H200, timing
 
 from tlaot.elf import device_image
-from tlaot.errors import BuildError, SpecError
+from tlaot.errors import BuildError, SpecError, TuningError
 from tlaot.image import read_image
 from tlaot.manifest import Variant, place_of, read_manifest
 from tlaot.tune import machine, site
@@ -30,6 +30,7 @@ from tlaot.tune.locks.lock_file import read_lock, replace_lock, update_lock
 from tlaot.tune.pipeline import Selection, build_package, tune_project
 from tlaot.tune.site import open_site
 from tlaot.tune.specs.spec_file import read_spec
+from tlaot.tune.survey import survey
 
 # What a build says when it begins to tune.
 TUNES = r"\d+ candidates? of \d+ workload"
@@ -574,3 +575,42 @@ def test_a_winner_that_a_stand_in_cannot_run_gives_place_to_the_next(
     with pytest.raises(BuildError, match="none of the configs that ran on cuda:sm_90a builds for it") as caught:
         project.build("frozen")
     assert "remove tuned-as" in caught.value.remedy
+
+
+@needs_tvm
+def test_what_is_not_measured_needs_no_device_and_leaves_nothing_in_the_lock(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one config ships, and the package says that nobody looked at it; a second config is refused, for nobody chooses."""
+    project.edit("space = { tile = [1, 2] }", "measure = false\ncheck = false\nconfigs = [{ tile = 2 }]")
+    project.edit("profile = {", "# profile = {")
+    monkeypatch.setattr("tlaot.tune.settle.tune_workloads", lambda *_: pytest.fail("something is tuned"))
+    for mode in ("auto", "frozen", "update"):
+        found = variants(project.build(mode))
+        assert {(v.config["tile"], v.latency["latency"], v.properties["measured"]) for v in found.values()} == {
+            (2, None, False)
+        }
+        assert "2 workloads compiled as declared, NOT measured or compared (measure = false)" in project.said
+        assert not project.lock_path.exists()
+    assert not survey(read_spec(project.folder / "tltune.toml"), project.folder, Lock())
+    project.edit("[{ tile = 2 }]", "[{ tile = 2 }, { tile = 4 }]")
+    with pytest.raises(SpecError, match="has 2 configs, and nobody measures which is the fastest"):
+        project.build()
+
+
+@needs_tvm
+def test_all_that_is_not_measured_and_does_not_compile_is_said_at_once(project: Project) -> None:
+    project.edit("space = { tile = [1, 2] }", 'measure = false\ncheck = false\nconfigs = [{ tile = "x" }]')
+    project.edit("profile = {", "# profile = {")
+    with pytest.raises(
+        TuningError, match=r"(?s)2 workloads with measure = false cannot be compiled:\n.*N=64.*\n.*N=\d+"
+    ):
+        project.build()
+
+
+@pytest.mark.parametrize("line", ["check = true", "check = false\nsearch = 'guided'"])
+def test_what_is_not_measured_says_nothing_of_measuring(tmp_path: Path, line: str) -> None:
+    project = make_project(tmp_path / "project", "tvm")
+    project.edit("space = {", f"measure = false\n{line}\nspace = {{")
+    with pytest.raises(SpecError, match=r"measure: (what is not measured is not compared|search says how to measure)"):
+        read_spec(project.folder / "tltune.toml")

@@ -126,6 +126,8 @@ def _evidence(group: Group, held: set[Key]) -> str | None:
     def knows(target: Target) -> bool:
         return all(_is_held(kernel, str(target), held) for kernel in group.kernels)
 
+    if not group.measure:
+        return "compiled as declared (measure = false)"
     if knows(group.target):
         return f"compiled from {LOCK_NAME}"
     if group.stand_in is not None and knows(group.stand_in):

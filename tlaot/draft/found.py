@@ -111,6 +111,13 @@ class _Names:
                 self.meaning[alias.asname or alias.name.partition(".")[0]] = (
                     alias.name if alias.asname else alias.name.partition(".")[0]
                 )
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            # tilelang = tlaot.tilelang_for(__name__), and T = tilelang.language after it.
+            value = self.resolve(node.value)
+            if isinstance(node.value, ast.Call) and value == "tlaot.tilelang_for":
+                self.meaning[node.targets[0].id] = "tilelang"
+            elif value.partition(".")[0] == "tilelang" and isinstance(node.value, ast.Attribute):
+                self.meaning[node.targets[0].id] = value
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 self.meaning[alias.asname or alias.name] = f"{node.module}.{alias.name}"

@@ -53,6 +53,11 @@ class Group:
     stand_in: Target | None = None
 
     @property
+    def measure(self) -> bool:
+        """Whether its kernels are measured, or all compiled as they are."""
+        return self.kernels[0].measure
+
+    @property
     def names(self) -> str:
         return ", ".join(kernel.name for kernel in self.kernels)
 
@@ -119,21 +124,24 @@ def refuse_nothing(groups: list[Group], spec: Spec) -> None:
 
 def all_groups(spec: Spec, wanted: tuple[Target, ...] | None = None) -> list[Group]:
     """The groups of a spec; of the ``wanted`` targets, where some are named."""
-    tuned: dict[tuple[str, Target], list[KernelSpec]] = {}
+    tuned: dict[tuple[str, Target, bool], list[KernelSpec]] = {}
     derived: dict[tuple[str, Target, Target], list[KernelSpec]] = {}
     for kernel in spec.kernels:
         for target in kernel.targets:
             if wanted is not None and target not in wanted:
                 continue
-            stand_in = parse_target(spec.tuned_as.get(str(target), str(target)))
+            # What is not measured has no winner that another target could take.
+            stand_in = parse_target(spec.tuned_as.get(str(target), str(target))) if kernel.measure else target
             if stand_in == target:
-                tuned.setdefault((kernel.frontend, target), []).append(kernel)
+                tuned.setdefault((kernel.frontend, target, kernel.measure), []).append(kernel)
             else:
                 derived.setdefault((kernel.frontend, target, stand_in), []).append(kernel)
-            if target == kernel.ptx_from:
+            if target == kernel.ptx_from and not kernel.measure:
+                tuned.setdefault((kernel.frontend, target.virtual, False), []).append(kernel)
+            elif target == kernel.ptx_from:
                 derived.setdefault((kernel.frontend, target.virtual, stand_in), []).append(kernel)
     return [
-        *(Group(frontend, target, tuple(kernels)) for (frontend, target), kernels in tuned.items()),
+        *(Group(frontend, target, tuple(kernels)) for (frontend, target, _), kernels in tuned.items()),
         *(Group(frontend, target, tuple(kernels), other) for (frontend, target, other), kernels in derived.items()),
     ]
 

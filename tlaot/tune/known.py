@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ..errors import BuildError
+from ..errors import BuildError, SpecError
 from ..target import Target
 from .groups import Group, Work, is_optional, lacking_device, say_skipped
 from .locks.fit import why_stale
@@ -62,6 +62,9 @@ def recall(work: Work, site: Site, coming: Collection[Key] = ()) -> Known:
     recorded: dict[str, Entry] = {}
     lacking: dict[str, str] = {}
     for path, workload in work.workloads.items():
+        if not work.group.measure:
+            recorded[path] = _unmeasured(workload, work)
+            continue
         if work.group.stand_in is not None and stand_in_key(workload, work) in coming:
             continue
         found = recall_entry(workload, work, site)
@@ -74,6 +77,34 @@ def recall(work: Work, site: Site, coming: Collection[Key] = ()) -> Known:
         else:
             recorded[path] = record
     return Known(locked, recorded, lacking)
+
+
+def _unmeasured(workload: Workload, work: Work) -> Entry:
+    """What ships of a workload that is not measured: its one config.
+
+    Raises:
+        SpecError: It has several.
+    """
+    where = workload.kernel.where
+    if len(workload.configs) > 1:
+        raise SpecError(
+            f"{where} measure",
+            f"{workload.label} has {counted(len(workload.configs), 'config')}, and nobody measures which is the fastest",
+            "Keep one of them, or take measure = false out.",
+        )
+    config = dict(workload.configs[0])
+    return Entry(
+        kernel=workload.kernel.name,
+        target=str(workload.target),
+        shape=dict(workload.shape),
+        spec=work.specs[where],
+        sources=work.sources[where],
+        tools=work.tools,
+        ships=config,
+        winner=config,
+        checked=False,
+        measured=False,
+    )
 
 
 def recall_entry(workload: Workload, work: Work, site: Site) -> Entry | str:
@@ -129,7 +160,9 @@ def drop_hopeless(groups: Sequence[Group], site: Site, tolerant: bool = False) -
     kept: list[Group] = []
     for group in groups:
         missing = None
-        if is_locked(group, site) or site.settings.lock == "frozen":
+        if not group.measure:
+            pass  # it needs no device
+        elif is_locked(group, site) or site.settings.lock == "frozen":
             pass  # the lock's entries are looked at one by one
         elif group.stand_in is None:
             missing = lacking_device(group.target, site.machine)

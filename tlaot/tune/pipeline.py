@@ -145,7 +145,10 @@ def _plan(site: Site, selection: Selection) -> list[Work]:
     refuse_nothing(groups, spec)
     for group in groups:
         measures = (
-            group.stand_in is None and not is_locked(group, site) and lacking_device(group.target, site.machine) is None
+            group.measure
+            and group.stand_in is None
+            and not is_locked(group, site)
+            and lacking_device(group.target, site.machine) is None
         )
         warm_up(equip(site, group.target), group.frontend, group.target, measures)
     works = [plan_group(group, site) for group in groups]
@@ -232,7 +235,8 @@ def _check_writable(site: Site) -> None:
 
 
 def _write_lock(site: Site, entries: Sequence[Entry]) -> None:
-    if update_lock(site.lock_path, lambda lock: lock.with_entries(entries)):
+    entries = [entry for entry in entries if entry.measured]
+    if entries and update_lock(site.lock_path, lambda lock: lock.with_entries(entries)):
         site.journal.say(f"tlaot: {site.lock_path}: wrote {counted(len(entries), 'workload')} of {entries[0].target}")
 
 

@@ -20,7 +20,7 @@ from .searching.select import choose_fewest
 from .searching.store import Store, is_passing
 from .shipping.package import Winner
 from .site import Site
-from .specs.plan import Candidate, Workload, canonical
+from .specs.plan import Candidate, Workload, canonical, counted
 
 __all__ = [
     "choose_what_ships",
@@ -64,15 +64,25 @@ def rebuild(work: Work, entries: Mapping[str, Entry], pool: Compilers, store: St
     Raises:
         TuningError: One does not compile any more.
     """
-    builds = {}
+    builds, declared = {}, []
     for path, found in _compile_all(work, entries, pool, store, site).items():
-        if isinstance(found, Failed):
+        if isinstance(found, Failed) and not entries[path].measured:
+            declared.append(f"  {work.workloads[path].label}: {found.stage}: {found.reason}")
+        elif isinstance(found, Failed):
             raise TuningError(
                 _candidate(work.workloads[path], entries[path].ships).label,
                 f"the recorded winner does not build any more: {found.stage}: {found.reason}",
                 "Tune again where the device is: -C tune=force, TLAOT_TUNE=force or tlaot tune --force.",
             )
-        builds[path] = found
+        else:
+            builds[path] = found
+    if declared:
+        count = counted(len(declared), "workload")
+        raise TuningError(
+            f"{work.group.kernels[0].where} target {work.group.target}",
+            "\n".join([f"{count} with measure = false cannot be compiled:", *declared]),
+            "Mend the kernels, or take these shapes out.",
+        )
     return builds
 
 

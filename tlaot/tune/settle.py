@@ -84,6 +84,12 @@ def _say_known(work: Work, known: Known, site: Site) -> None:
         count = counted(len(known.locked), "workload")
         site.journal.say(f"tlaot: {work.group.target}: {count} from {LOCK_NAME}, measured on {', '.join(names)}")
         say_tools(work, list(known.locked.values()), site.journal.say)
+    if not work.group.measure:
+        count = counted(len(known.recorded), "workload")
+        site.journal.say(
+            f"tlaot: {work.group.target}: {count} compiled as declared, NOT measured or compared (measure = false)"
+        )
+        return
     for path, entry in (*known.locked.items(), *known.recorded.items()):
         doubts = doubts_of(entry.trusted, entry.notes)
         source = LOCK_NAME if path in known.locked else "the record of an earlier build"

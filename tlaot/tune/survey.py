@@ -76,7 +76,8 @@ def survey(spec: Spec, source_root: Path, lock: Lock) -> list[Finding]:
     seen: set[Key] = set()
     known: Known = {}
     with _expander(spec, source_root) as expand:
-        for group in all_groups(spec):
+        # Of what is not measured there is no evidence to hold.
+        for group in (group for group in all_groups(spec) if group.measure):
             for kernel in group.kernels:
                 fields = spec_fields(kernel, _device(spec, group.target))
                 sources = digest_modules(source_root, modules_of(kernel), known)

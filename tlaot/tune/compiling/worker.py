@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,7 +129,9 @@ class Worker:
             factory, shape, config = factory.unwrap(shape, config)
         announce("lower")
         out_idx = request["out_idx"]
-        lowered = frontend.lower(factory, shape, config, target, request["pass_configs"], out_idx)
+        lowered = _without_places(
+            frontend.lower(factory, shape, config, target, request["pass_configs"], out_idx), sys.path
+        )
         names = [lowered.params[index].name for index in lowered.out_idx]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -164,6 +167,24 @@ class Worker:
             "code": _digest_code(lowered, code),
             "shared_memory": max((kernel.dyn_shared or 0 for kernel in lowered.kernels), default=0),
         }
+
+
+def _without_places(lowered: Lowered, search_path: Sequence[str]) -> Lowered:
+    """The code with the author's files named as they are from where they are imported: what a failed ``T.device_assert`` prints has
+    the file in it, and what ships must not depend on the folder that it was built in.
+
+    Args:
+        lowered: The code.
+        search_path: Folders that modules are imported from.
+    """
+
+    def plain(source: str | None) -> str | None:
+        for folder in sorted(search_path, key=len, reverse=True):
+            if source and os.path.isabs(folder) and os.path.dirname(folder) != folder:
+                source = source.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+        return source
+
+    return replace(lowered, host_source=plain(lowered.host_source), device_source=plain(lowered.device_source))
 
 
 def _configs_of(request: Mapping[str, Any], shape: Mapping[str, Any]) -> list[dict[str, Any]]:

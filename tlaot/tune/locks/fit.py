@@ -21,7 +21,7 @@ __all__ = ["describe_tools", "same_device_tools", "same_frontend", "spec_fields"
 # Of a spec's entry, what says where it stands, what the evidence itself names, how long to look for a winner, and what ships.
 _NO_EVIDENCE = (
     "where", "name", "targets", "shapes", "configs", "search", "budget", "profile", "ptx", "max_slowdown",
-    "on_misaligned", "probes", "flops",
+    "on_misaligned", "probes", "flops", "measure",
 )  # fmt: skip
 
 

@@ -113,6 +113,7 @@ class Entry:
         sizes: Of a dynamic workload: what was found at each size, ascending.
         parts: Of a dynamic workload: all variants that are packaged, in the order of the candidates.
         tuned_as: Of a target that is not tuned: the target whose winner it has. It has no evidence of its own.
+        measured: Whether it is evidence at all: what stands for a workload with ``measure = false`` is in no lock.
     """
 
     kernel: str
@@ -133,6 +134,7 @@ class Entry:
     sizes: tuple[Sized, ...] = ()
     parts: tuple[Part, ...] = ()
     tuned_as: str | None = None
+    measured: bool = True
 
     @property
     def key(self) -> Key:

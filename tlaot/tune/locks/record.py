@@ -48,7 +48,7 @@ _BUILD_FIELDS = ("name", "frontend", "factory", "out_idx", "pass_configs", "comp
 _PLACE_FIELDS = ("where", "targets", "shapes", "configs")
 _SEARCH_FIELDS = ("search", "budget", "profile")
 # What ships of a tuning and what is told of it, which are no part of it.
-_SHIP_FIELDS = ("ptx", "max_slowdown", "on_misaligned", "flops")
+_SHIP_FIELDS = ("ptx", "max_slowdown", "on_misaligned", "flops", "measure")
 # Which sizes of a dynamic kernel are measured, which is no part of what is found at one of them.
 _SIZE_FIELDS = ("dynamic", "outside", "probes")
 

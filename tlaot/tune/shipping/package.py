@@ -178,6 +178,7 @@ def pack_winner(winner: Winner, keep: bool, direct: bytes | None = None) -> Pack
             "asked": dict(built.asked),
             **({"shared_memory": built.shared_memory} if built.shared_memory > _EVERYWHERE else {}),
             "checked": workload.kernel.check,
+            **({} if workload.kernel.measure else {"measured": False}),
             **({"on_misaligned": "copy"} if workload.kernel.on_misaligned == "copy" else {}),
             **({} if workload.kernel.deterministic else {"deterministic": False}),
             **({"made_by": _made_by(workload.kernel)} if _IMPORTED.fullmatch(workload.kernel.factory) else {}),

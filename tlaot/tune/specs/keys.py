@@ -75,8 +75,7 @@ HEAD = (
         "executor",
         "string",
         '"local"',
-        "where candidates are compiled and measured: `local` by processes of this host, on all GPUs of one model;"
-        " `ray` by the nodes of a Ray cluster",
+        "where candidates are compiled and measured: `local` by processes of this host, on all GPUs of one model",
         EXECUTORS,
     ),
 )
@@ -137,6 +136,12 @@ KERNEL = (
         "called with the inputs in order; returns the right outputs",
     ),
     Key("check", "bool", "true", "false: nobody compares what the kernel computes"),
+    Key(
+        "measure",
+        "bool",
+        "true",
+        "false, with `check = false`: its one config is compiled as it is, neither compared nor timed, which needs no device",
+    ),
     Key(
         "manual-check",
         _CALLABLE,

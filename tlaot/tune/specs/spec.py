@@ -35,8 +35,8 @@ BACKENDS = ("auto", "wall", "cudagraph", "event", "cupti")
 # Ways to choose candidates: "auto" tries all of a space up to a size and is guided above it.
 SEARCHES = ("auto", "exhaustive", "guided", "optuna")
 
-# Where the work of a tuning is done: by processes of this host, or by the nodes of a Ray cluster.
-EXECUTORS = ("local", "ray")
+# Where the work of a tuning is done: by processes of this host.
+EXECUTORS = ("local",)
 
 # What a call does with a misaligned argument: refuse it, or run on an aligned copy (and copy back what is written).
 ON_MISALIGNED = ("error", "copy")
@@ -117,6 +117,7 @@ class KernelSpec:
         dynamic: Dimensions that the code leaves open, and the sizes at which it is tuned, ascending; ``shapes`` give the rest.
         outside: What becomes of other sizes, one of :data:`OUTSIDES`: an error, or they are served like the nearest that was measured.
         probes: How many sizes may be measured between each two declared ones.
+        measure: Whether its candidates are compared and timed; where not, its one config is compiled as it is, on no device.
         flops: Operations of a workload as an expression of its shape, ``"2*M*N*K"``; for reports. None where nobody said.
         where: File and table, for messages.
     """
@@ -152,6 +153,7 @@ class KernelSpec:
     outside: str = "error"
     probes: int = 16
     flops: str | None = None
+    measure: bool = True
 
     @property
     def ptx_from(self) -> Target | None:

@@ -137,6 +137,9 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
             "has no reference to check candidates against",
             'Add reference = "module:function", or check = false to package a kernel whose results nobody compared.',
         )
+    measure = optional(keys, "measure", bool, where, True)
+    if not measure:
+        _refuse_measured(keys, check, where)
     ratio = number(keys, "max_mismatched_ratio", where, 0.01)
     assert ratio is not None
     if ratio > 1:
@@ -170,13 +173,36 @@ def _read_kernel(table: Any, index: int, head: Head, file: str) -> KernelSpec:
         budget=_read_budget(optional(keys, "budget", dict, where, None), f"{where} budget"),
         # The default of [tlaot] means nothing to a kernel of the CPU; said of such a kernel itself it is a mistake.
         ptx=optional(keys, "ptx", bool, where, head.ptx and any(target.is_cuda for target in targets)),
-        max_slowdown=read_max_slowdown(keys, where, head.max_slowdown or (_MAX_SLOWDOWN if dynamic else None)),
+        max_slowdown=read_max_slowdown(
+            keys, where, (head.max_slowdown if measure else None) or (_MAX_SLOWDOWN if dynamic else None)
+        ),
         on_misaligned=one_of(
             optional(keys, "on_misaligned", str, where, "error"), "on_misaligned", ON_MISALIGNED, where
         ),
         **dynamic,
+        measure=measure,
         flops=None if flops is None else check_expression(flops, f"{where} flops"),
     )
+
+
+# What says how to choose between candidates, or how to look at them.
+_OF_MEASURING = ("dynamic", "search", "budget", "profile", "max_slowdown", "manual_check")
+
+
+def _refuse_measured(keys: Mapping[str, Any], check: bool, where: str) -> None:
+    """Refuse what an entry that is not measured says about measuring.
+
+    Raises:
+        SpecError: It does.
+    """
+    where = f"{where} measure"
+    if check:
+        raise SpecError(
+            where, "what is not measured is not compared either", "Write check = false beside it, to say that you know."
+        )
+    for key in _OF_MEASURING:
+        if key in keys:
+            raise SpecError(where, f"{key.replace('_', '-')} says how to measure it", "Take out one of the two.")
 
 
 def _kernel_targets(
