@@ -28,33 +28,53 @@ neither ``os.environ`` nor a module's global state changes."""
 PREFIX = "TLAOT_"
 TUNE_CHOICES = ("on", "off", "force")
 LOCK_CHOICES = ("auto", "update", "frozen", "ignore")
-KEYS = ("tune", "lock", "targets", "jobs", "keep", "executor", "devices")
+# What a build may be told, by -C and by a variable of the same name: its default, and what it means. docs/reference/settings.md is
+# made of this and of the two tables below.
+KEYS = {
+    "tune": ("on", "`on` tunes what no record or lock has; `force` tunes everything again; `off` packages no kernels"),
+    "lock": (
+        "auto",
+        "what `tltune.lock` is for: `auto` takes what holds and tunes the rest where a device is; `update` writes it, too; `frozen` tunes "
+        "nothing, so that what is missing is an error; `ignore` builds as if there were none",
+    ),
+    "targets": ("the spec's", "build these of the declared targets only, with commas between them"),
+    "jobs": ("every processor", "candidates that are compiled at the same time"),
+    "keep": (
+        "false",
+        "ship `device_kernel.cu`, `host_kernel.c`, `kernel.cubin` beside each binary (CUDA and `c` targets)",
+    ),
+    "executor": ("the spec's", "where candidates are compiled and measured: `local`, or `ray` (a cluster)"),
+    "devices": (
+        "every visible one",
+        "numbers of the GPUs to measure on, with commas: those that run the target, of one model",
+    ),
+}
 # Of kernels at run time, of recording (tlaot capture sets them), and of the autotuner in Python (its autotuner/settings.py has the same list; a test compares
 # them): a build leaves them alone.
-RUN_TIME_VARIABLES = (
-    "TLAOT_NUM_THREADS",
-    "TLAOT_ON_MISS",
-    "TLAOT_DIRECT",
-    "TLAOT_DROPIN",
-    "TLAOT_OVERLAY",
-    "TLAOT_PATH",
-    "TLAOT_PIN",
-    "TLAOT_PTX",
-    "TLAOT_CACHE_DIR",
-    "TLAOT_CAPTURE",
-    "TLAOT_CAPTURE_AS",
-    "TLAOT_DISABLE_CACHE",
-    "TLAOT_AUTO_TUNING_DISABLE_CACHE",
-    "TLAOT_AUTO_TUNING_CPU_UTILITIES",
-    "TLAOT_AUTO_TUNING_CPU_COUNTS",
-    "TLAOT_AUTO_TUNING_MAX_CPU_COUNT",
-    "TLAOT_DEFAULT_TARGET",
-    "TLAOT_EXECUTION_BACKEND",
-    "TLAOT_VERBOSE",
-)
+RUN_TIME_VARIABLES = {
+    "TLAOT_NUM_THREADS": "threads of the pool that CPU kernels share; default: the processors that the process may use",
+    "TLAOT_ON_MISS": "what becomes of a call that no variant fits, where `load` does not say: `error`, `warn`, `jit`",
+    "TLAOT_DIRECT": "`0`: calls go through Python code, not through a package's `direct.so`",
+    "TLAOT_DROPIN": "what `tlaot.tilelang_for` gives a package: `tilelang` itself, or `packaged` kernels; default: packaged ones where there are some",
+    "TLAOT_OVERLAY": "the file, or folder of files, that `tlaot retune` writes and calls follow; `off` for none",
+    "TLAOT_PATH": "folders with more kernels, with colons between them, for every package; as `path=` of `load`",
+    "TLAOT_PIN": "has calls run the variant with these items: `matmul=block_M:128,block_N:64;my_package.softmax=target:cuda:sm_80`",
+    "TLAOT_PTX": "`0`: PTX is not compiled by the driver; a device without machine code of its own is an error",
+    "TLAOT_CACHE_DIR": "where `tlaot.autotune` keeps results; default `~/.cache/tlaot`",
+    "TLAOT_CAPTURE": "the folder of a recording; `tlaot capture` sets it",
+    "TLAOT_CAPTURE_AS": "`none`: nothing is compiled or run; a CUDA target: questions about the GPU are answered for that; `tlaot capture` sets it",
+    "TLAOT_DISABLE_CACHE": "`1`: neither read nor write that cache",
+    "TLAOT_AUTO_TUNING_DISABLE_CACHE": "`1`: tune again, whatever is in the cache",
+    "TLAOT_AUTO_TUNING_CPU_UTILITIES": "share of the processors that compile; default 0.9",
+    "TLAOT_AUTO_TUNING_CPU_COUNTS": "number of processors that compile, in place of the share",
+    "TLAOT_AUTO_TUNING_MAX_CPU_COUNT": "upper bound of either",
+    "TLAOT_DEFAULT_TARGET": "target where a call of `tlaot.autotune` names none; default `auto`",
+    "TLAOT_EXECUTION_BACKEND": "backend where it names none: `auto`, `tvm_ffi`",
+    "TLAOT_VERBOSE": "`1`: report each candidate where the call does not say",
+}
 
 # Read by a stage itself, in a build and in Python alike.
-STAGE_VARIABLES = ("TLAOT_NVRTC",)
+STAGE_VARIABLES = {"TLAOT_NVRTC": "`0`: CUDA is compiled by nvcc alone"}
 
 # What setuptools.build_meta itself reads of config_settings.
 SETUPTOOLS_KEYS = (

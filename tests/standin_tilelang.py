@@ -89,7 +89,15 @@ def autotune(configs):
 '''
 
 _KERNELS = """
+import dataclasses
+
 import tilelang
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    depth: int
+    tile: tuple = (1, 2)
 
 
 @tilelang.jit

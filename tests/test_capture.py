@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from tlaot.capturing.recording import Recording, read_recording
 from tlaot.capturing.watch import child_environment
 from tlaot.capturing.workloads import Workload, choose, dynamic_sizes
 from tlaot.cli import main
+from tlaot.errors import SpecError
 from tlaot.tune.specs.spec_file import read_spec
 
 Run = Callable[..., Recording]
@@ -173,6 +175,44 @@ def test_a_program_s_own_sitecustomize_still_runs(project: Path, record: Run) ->
     assert said[0] == "ran\n"
 
 
+def test_a_fork_beside_a_thread_that_records(record: Run) -> None:
+    """The child can record, whatever locks the other threads held."""
+    found = record("""
+        import os, threading
+        stop = threading.Event()
+        def work():
+            size = 1
+            while not stop.is_set():
+                size += 1
+                scale(size)(Array(size, 256))
+        thread = threading.Thread(target=work)
+        thread.start()
+        for _ in range(20):
+            child = os.fork()
+            if not child:
+                scale(1)(Array(1, 256))
+                os._exit(0)
+            os.waitpid(child, 0)
+        stop.set(), thread.join()
+    """)
+    assert seen(found)["scale { M = 1, N = 256, factor = 2.0, causal = false }"] == 20
+
+
+def test_what_a_killed_process_left_is_read(project: Path, record: Run) -> None:
+    """A file without a line, and one with half a line; another version's is refused."""
+    record("scale(2)(Array(2, 256))")
+    (path,) = (project / "recording").glob("*.jsonl")
+    path.write_bytes(path.read_bytes() + b'{"call":9,"fac')
+    (project / "recording" / "host-1-x.jsonl").touch()
+    assert read_recording([project / "recording"]).times == 1
+    (project / "recording" / "host-2-x.jsonl").write_text('{"format": 99}\n')
+    with pytest.raises(SpecError, match="is not of this version of tlaot"):
+        read_recording([project / "recording"])
+    (project / "recording" / "host-2-x.jsonl").write_text('{"format": 1, "process": {}}\n{"call": 0}\n')
+    with pytest.raises(SpecError, match="is damaged"):
+        read_recording([project / "recording"])
+
+
 def test_kernels_of_no_factory_are_told(record: Run) -> None:
     found = record("""
         from tilelang.jit import JITKernel, PrimFunc
@@ -204,6 +244,7 @@ def test_what_cannot_be_written_costs_the_program_nothing(project: Path, record:
 
 
 PROGRAM = HEAD + textwrap.dedent("""
+    print("a program's own words")
     for size, times in ((64, 90), (32, 9), (16, 1)):
         for _ in range(times):
             scale(size)(Array(size, 256))
@@ -239,20 +280,21 @@ check = false
 
 
 @pytest.fixture
-def recorded(project: Path) -> Path:
+def recorded(project: Path, capfd: pytest.CaptureFixture[str]) -> Path:
     """A project with a spec, and a program that was recorded; its folder is the recording's."""
     (project / "tltune.toml").write_text(SPEC)
     (project / "work.py").write_text(PROGRAM)
     assert main(["capture", "--dry-run", "--json", "--", sys.executable, "work.py"]) == 0
+    json.loads(capfd.readouterr().out)  # what the program prints is not in it
     return project / "build" / "tlaot" / "capture"
 
 
-def test_workloads_go_into_the_spec(recorded: Path, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_workloads_go_into_the_spec(recorded: Path, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Most used first; all else of the file stays; a draft's gap is filled; a kernel that it lacks gets an entry; again, nothing changes."""
     assert (project / "tltune.toml").read_text() == SPEC, "--dry-run writes nothing"
-    capsys.readouterr()
+    capfd.readouterr()
     assert main(["capture", "--from", str(recorded)]) == 0
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     text = (project / "tltune.toml").read_text()
     assert text.startswith(
         SPEC.replace("usual one\n", "usual one\n    { M = 32 },\n    { M = 16 },\n").replace(
@@ -269,16 +311,16 @@ def test_workloads_go_into_the_spec(recorded: Path, project: Path, capsys: pytes
     (project / "tltune.toml").write_text(filled)
     spec = read_spec(project / "tltune.toml")
     assert [len(kernel.shapes) for kernel in spec.kernels] == [3, 1, 12]
-    capsys.readouterr()
+    capfd.readouterr()
     assert main(["capture", "--from", str(recorded)]) == 0
     assert (project / "tltune.toml").read_text() == filled
-    assert "tltune.toml: nothing to change" in capsys.readouterr().out
+    assert "tltune.toml: nothing to change" in capfd.readouterr().out
 
 
-def test_min_count_and_cover(recorded: Path, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
+def test_min_count_and_cover(recorded: Path, project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
     assert main(["capture", "--from", str(recorded), "--cover", "0.99", "--min-count", "2", "--dry-run", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(capfd.readouterr().out)
     scale = {row["workload"]: (row["state"], row["why"]) for row in shown["workloads"] if row["kernel"] == "scale"}
     assert scale == {
         "M = 64": ("in the spec", ""),
@@ -290,14 +332,14 @@ def test_min_count_and_cover(recorded: Path, project: Path, capsys: pytest.Captu
     assert not any(one["factory"].endswith("tuned") for one in shown["additions"])
 
 
-def test_dry_run_prints_a_diff(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
+def test_dry_run_prints_a_diff(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
     assert main(["capture", "--from", str(recorded), "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert "+    { M = 32 }," in said and "-shapes = { hidden = [] }" in said and "--- tltune.toml (now)" in said
 
 
-def test_a_first_spec(project: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_first_spec(project: Path, recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Where there is none, one is drafted with what was launched."""
     (project / "tltune.toml").unlink()
     assert main(["capture", "--from", str(recorded)]) == 0
@@ -324,7 +366,7 @@ def test_dynamic_ends_are_widened(project: Path, recorded: Path) -> None:
 
 
 def test_static_calls_that_a_dynamic_entry_serves(
-    project: Path, record: Run, capsys: pytest.CaptureFixture[str]
+    project: Path, record: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """matmul(M, N, K) is called with sizes under the JIT, and packaged with an open one."""
     record("for m in (3, 40, 500): scale(m)(Array(m, 256))")
@@ -333,7 +375,7 @@ def test_static_calls_that_a_dynamic_entry_serves(
         SPEC.replace("shapes = [\n    { M = 64 },             # the usual one\n]", "dynamic = { M = [1, 512] }")
     )
     assert main(["capture", "--from", "recording", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(capfd.readouterr().out)
     assert {row["state"] for row in shown["workloads"]} == {"in the spec"} and not shown["changed"]
 
 
@@ -352,14 +394,39 @@ def test_a_static_and_a_dynamic_entry_of_one_factory(project: Path, record: Run)
     assert entries[1].shapes == ({"hidden": 128},) and not entries[1].check
 
 
-def test_shapes_of_a_function_are_left_to_it(project: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_some_launches_do_not_tell(project: Path, record: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing is launched for no rows: one entry all the same; where no launch tells it, the author is asked."""
+    record("rows(128)(Array(7, 128), Array(7, 128)); rows(64)(Array(0, 64), Array(0, 64)); rows(32)()")
+    (project / "tltune.toml").write_text(SPEC)
+    assert main(["capture", "--from", "recording"]) == 0
+    text = (project / "tltune.toml").read_text()
+    assert text.count("pkg.kernels:rows") == 1 and "dynamic = { num_tokens = [1, 7] }" in text
+    assert "    { hidden = 32 },\n    { hidden = 64 },\n    { hidden = 128 },\n" in text
+    said = capfd.readouterr().out
+    assert "rows: num_tokens was 7 in every launch" in said and "no launch told it" not in said
+
+
+def test_objects_are_spelled_and_shown_by_their_fields(
+    project: Path, record: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record("for depth in (2, 3): odd(4, hook=Options(depth))(Array(4))")
+    (project / "tltune.toml").write_text(SPEC)
+    assert main(["capture", "--from", "recording"]) == 0
+    made = '{ make = "pkg.kernels:Options", with = { depth = 3, tile = { tuple = [1, 2] } } }'
+    assert f"    {{ M = 4, hook = {made} }},\n" in (project / "tltune.toml").read_text()
+    said = capfd.readouterr().out
+    assert re.search(r"^odd +hook.depth = 3 +1 +50.0%  new$", said, re.MULTILINE)
+    assert "  odd, in all: M = 4, hook.tile = (1, 2)\n" in said
+
+
+def test_shapes_of_a_function_are_left_to_it(project: Path, recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = project / "tltune.toml"
     path.write_text(
         SPEC.replace("shapes = [\n    { M = 64 },             # the usual one\n]", 'shapes = "pkg.sizes:scale"')
     )
-    capsys.readouterr()
+    capfd.readouterr()
     assert main(["capture", "--from", str(recorded)]) == 0
-    assert "pkg.sizes:scale lists the shapes: add it there" in capsys.readouterr().out
+    assert "pkg.sizes:scale lists the shapes: add it there" in capfd.readouterr().out
     assert 'shapes = "pkg.sizes:scale"\n' in path.read_text()
 
 
@@ -395,19 +462,19 @@ def test_nothing_was_launched(project: Path, program: str, said: str, capfd: pyt
     assert said in capfd.readouterr().err
 
 
-def test_a_command_line_that_says_nothing(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_line_that_says_nothing(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["capture"]) == 2
-    assert "is given no command" in capsys.readouterr().err
+    assert "is given no command" in capfd.readouterr().err
     assert main(["capture", "--", "no-such-program"]) == 2
-    assert "no-such-program: cannot be run" in capsys.readouterr().err
+    assert "no-such-program: cannot be run" in capfd.readouterr().err
     assert main(["capture", "--from", "nowhere"]) == 2
-    assert "there is no such folder" in capsys.readouterr().err
+    assert "there is no such folder" in capfd.readouterr().err
     with pytest.raises(SystemExit):
         main(["capture", "--cover", "99", "--", "true"])
-    assert "write 0.99 for 99 %" in capsys.readouterr().err
+    assert "write 0.99 for 99 %" in capfd.readouterr().err
 
 
-def test_an_entry_that_cannot_be_edited_is_told(project: Path, record: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entry_that_cannot_be_edited_is_told(project: Path, record: Run, capfd: pytest.CaptureFixture[str]) -> None:
     record("scale(2)(Array(2, 256))")
     text = (
         '[tlaot]\npackage = "pkg"\ntargets = ["cuda:sm_90a"]\n'
@@ -419,7 +486,7 @@ def test_an_entry_that_cannot_be_edited_is_told(project: Path, record: Run, caps
     )
     (project / "tltune.toml").write_text(text)
     assert main(["capture", "--from", "recording"]) == 0
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert "is written in a way that tlaot capture does not edit Write shapes = [{ M = 2 }]" in said
     assert (project / "tltune.toml").read_text() == text
 

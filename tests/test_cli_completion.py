@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,13 +35,32 @@ CASES: list[tuple[list[str], set[str], set[str]]] = [
     (["diff", "on"], {"one.whl"}, {"two.txt", "inspect"}),
     (["diff", "one.whl", ""], {"one.whl", "two.txt"}, {"inspect"}),
     (["inspect", "--output", "t"], {"two.txt"}, {"one.whl"}),
+    (["tune", "--kernel", ""], {"gemm", "scale"}, {"not_one", "hidden", "one.whl"}),
+    (["inspect", "x.whl", "--kernel", "ge"], {"gemm"}, {"scale"}),
+    (["lock", "remove", "--target", ""], {"cuda:sm_90a", "llvm:x86-64-v3"}, {"cuda:sm_80", "one.whl"}),
+    (["tune", "--target", "cuda:sm_90a", "--kernel", "s"], {"scale"}, {"gemm"}),
+    (["cache", "clear", "--kernel", "g"], {"gemm"}, {"scale"}),
 ]
+
+SPEC = """\
+[tlaot]
+targets = ["llvm:x86-64-v3", "cuda:sm_90a"]   # not "cuda:sm_80"
+[[kernel]]
+name = "gemm"
+shapes = { name = "not_one", M = 64 }
+# name = "hidden"
+[[kernel]]
+  name="scale" # twice
+[[kernel]]
+name = "scale"
+"""
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     for name in ("one.whl", "two.txt", "it's $(touch pwned)"):
         (tmp_path / name).touch()
+    (tmp_path / "tltune.toml").write_text(SPEC)
     for shell in SHELLS:
         (tmp_path / f"_tlaot.{shell}").write_text(write_completion(make_parser(), shell))
     return tmp_path
@@ -55,9 +80,10 @@ def ask_zsh(words: list[str], place: Path) -> set[str]:
     # Outside of a completion the builtins refuse; these stand for them, and filter by what is typed as zsh does afterwards.
     script = f"""
     PREFIX="${{@[-1]}}"
-    offer() {{ local each; for each; do each="${{each//\\\\:/\\0}}"; each="${{each%%:*}}"; [[ "$each" == "$PREFIX"* ]] && print -r -- "$each"; done; return 0 }}
+    offer() {{ local each; for each; do [[ "$each" == "$PREFIX"* ]] && print -r -- "$each"; done; return 0 }}
     compadd() {{ [[ "$1" == -- ]] && shift; offer "$@" }}
-    _describe() {{ [[ "$1" == -o ]] && shift; offer "${{(@P)2}}" }}
+    named() {{ local each; for each; do each="${{each//\\\\:/\\0}}"; offer "${{each%%:*}}"; done; return 0 }}
+    _describe() {{ [[ "$1" == -o ]] && shift; named "${{(@P)2}}" }}
     _files() {{ local -a found; found=(*(N)); offer "${{found[@]}}" }}
     words=(tlaot "$@"); CURRENT=$#words
     source {place}/_tlaot.zsh
@@ -111,6 +137,52 @@ def test_a_kernel_may_be_called_as_a_command_is(place: Path) -> None:
     """Words after a command are arguments, whatever they are."""
     assert "--extract" in ask_bash(["inspect", "diff", "--"], place)
     assert "--older-than" in ask_bash(["cache", "clear", "cache", "--"], place)
+
+
+def test_typed_in_an_interactive_bash(place: Path) -> None:
+    """With the keys as they are pressed: bash itself breaks words at colons, and puts in what it is given."""
+    shell = interactive_bash(place)
+    for keys, line in [
+        (b"tlaot tu\t--ker\tge\t", "tlaot tune --kernel gemm "),
+        (b"tlaot tune --target cu\t", "tlaot tune --target cuda:sm_90a "),
+        (b"tlaot tune --target cuda:sm\t--fo\t", "tlaot tune --target cuda:sm_90a --force "),
+        (b"tlaot lock remove --target=ll\t", "tlaot lock remove --target=llvm:x86-64-v3 "),
+        (b"tlaot tune --target cuda:sm_90a --kernel=s\t", "tlaot tune --target cuda:sm_90a --kernel=scale "),
+    ]:
+        assert shell(keys) == line
+
+
+def interactive_bash(place: Path) -> Callable[[bytes], str]:
+    """Types keys into a bash on a terminal; gives the line that stands there then."""
+    (place / "bashrc").write_text("PS1='> '\nsource _tlaot.bash\n")
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(place), "TERM": "dumb", "LC_ALL": "C.UTF-8"}
+
+    def read_until(master: int, pattern: str) -> str:
+        shown, end = "", time.monotonic() + 20
+        while (found := re.search(pattern, shown)) is None:
+            assert time.monotonic() < end, shown
+            if select.select([master], [], [], 0.2)[0]:
+                shown += os.read(master, 4096).decode()
+        return found[0]
+
+    def type_keys(keys: bytes) -> str:
+        master, slave = pty.openpty()
+        command = ["bash", "--rcfile", "bashrc", "-i"]
+        shell = subprocess.Popen(
+            command, cwd=place, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+        )
+        os.close(slave)
+        try:
+            read_until(master, "> ")
+            # Ctrl-A and Ctrl-E go to the line's ends: it becomes what printf is given.
+            os.write(master, keys + b"\x01printf '<%s>' \"\x05\"\r")
+            return read_until(master, "<tlaot[^>]*>")[1:-1]
+        finally:
+            shell.kill()
+            shell.wait()
+            os.close(master)
+
+    return type_keys
 
 
 def test_help_with_quotes_does_not_break_out(place: Path) -> None:

@@ -20,6 +20,7 @@ from tlaot.doctor import survey as surveying
 from tlaot.doctor.probe import start_probes
 from tlaot.doctor.survey import SUPPORTED, Surroundings, release_of
 from tlaot.errors import BuildError
+from tlaot.tune import machine as tuning_machine
 from tlaot.tune.compiling.toolchain import CudaCompiler, HostCompiler
 from tlaot.tune.locks.lock_file import dump_lock
 from tlaot.tune.machine import Gpu, Machine
@@ -278,7 +279,7 @@ def test_releases() -> None:
 
 def test_levels_of_processors(tmp_path: Path) -> None:
     info = tmp_path / "cpuinfo"
-    flags = [flag for level in surveying._LEVEL_FLAGS for flag in level]
+    flags = [flag for level in tuning_machine._LEVEL_FLAGS for flag in level]
     for count, level in ((0, 1), (6, 2), (15, 3), (20, 4)):
         info.write_text(f"model name : x\nflags : fpu {' '.join(flags[:count])}\n")
-        assert surveying._cpu_level(info) == level
+        assert tuning_machine.cpu_level(info) == level

@@ -206,6 +206,9 @@ def test_the_draft(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "can be read; nothing is left to fill in" in capsys.readouterr().out
     plain = next(kernel for kernel in spec.kernels if kernel.name == "plain")
     assert plain.shapes == ({"N": 1024, "causal": False},) and plain.out_idx == (-1,)
+    # A function of TVM's that binds no threads is no kernel of a GPU's, whatever the package's other targets.
+    targets = {kernel.frontend: [str(target) for target in kernel.targets] for kernel in spec.kernels}
+    assert targets == {"tvm": ["llvm:x86-64-v3"], "tilelang": ["cuda:sm_90a"]}
     scan = next(kernel for kernel in spec.kernels if kernel.name == "scan")
     assert scan.configs == ({"threads": 128}, {"threads": 256})
 

@@ -125,6 +125,11 @@ from tilelang.carver.arch import driver
 from tilelang.backend.target import determine_target
 answers["driver"] = [driver.get_num_sms(), driver.get_shared_memory_per_block(), driver.get_registers_per_block()]
 answers["smem"] = driver.get_max_dynamic_shared_size_bytes()
+from tilelang.contrib import nvcc
+from tvm.target import Target
+answers["version"] = [nvcc.get_target_compute_version(), nvcc.get_target_compute_version(Target({"kind": "cuda", "arch": "sm_80"}))]
+with Target({"kind": "cuda", "arch": "sm_100a"}):
+    answers["version"].append(nvcc.get_target_compute_version())
 answers["targets"] = [str(determine_target(t, return_object=True).attrs["arch"]) for t in ("auto", "cuda")]
 """
 
@@ -162,3 +167,4 @@ def test_tilelang_answers_for_the_target(early: str, tmp_path: Path) -> None:
     assert answers["driver"] == [78, 49152, 65536]
     assert answers["smem"] == 233472
     assert answers["targets"] == ["sm_90a", "sm_90a"]
+    assert answers["version"] == ["9.0", "8.0", "10.0"]

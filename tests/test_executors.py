@@ -66,13 +66,13 @@ def test_invalid_ids_are_told_of_and_ignored(wanted: tuple[int, ...], chosen: li
 
 def test_the_machine_of_a_tuning_has_the_wanted_devices_only() -> None:
     said: list[str] = []
-    executor = open_executor("local", (3, 8), said.append)
+    executor = open_executor("local", (3, 8), said.append, lambda archive: "")
     machine = executor.survey(MACHINE)
     assert machine.gpu_for(HOPPER) == gpu(3, "H100") and machine.gpu_for(parse_target("cuda:sm_80")) is None
     assert said == ["Ignoring invalid benchmark device ids [8]. Visible CUDA device ordinals are [0, 1, 2, 3, 4]."]
-    assert open_executor("local", None, said.append).survey(MACHINE) is MACHINE
+    assert open_executor("local", None, said.append, lambda archive: "").survey(MACHINE) is MACHINE
     nothing = Machine("cpu", 4, (), {})
-    assert open_executor("local", (3,), said.append).survey(nothing) == nothing
+    assert open_executor("local", (3,), said.append, lambda archive: "").survey(nothing) == nothing
     assert executor.jobs(machine) == 4
 
 

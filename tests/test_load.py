@@ -125,6 +125,23 @@ def test_packages_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         tlaot.load("pk_edit")
 
 
+def test_sources_that_hide_the_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python looks into the current folder first; whoever tries a wheel beside its sources is told so."""
+    (tmp_path / "sources" / "pk_hidden").mkdir(parents=True)
+    (tmp_path / "sources" / "pk_hidden" / "__init__.py").write_text("")
+    info = tmp_path / "site" / "pk_hidden-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pk-hidden\nVersion: 1.2\n")
+    (info / "top_level.txt").write_text("pk_hidden\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.syspath_prepend(str(tmp_path / "sources"))
+    with pytest.raises(PackageError) as caught:
+        tlaot.load("pk_hidden")
+    assert (
+        caught.value.remedy.startswith("Run it from another folder") and str(tmp_path / "site") in caught.value.remedy
+    )
+
+
 def test_a_package_in_a_zip_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No shared library loads from an archive: said so, with the archive's name."""
     archive = tmp_path / "a.zip"

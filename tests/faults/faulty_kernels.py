@@ -133,6 +133,9 @@ def _strike(fault: str) -> None:
     if fault == "memory-limit":  # nothing is left for what comes after the factory either
         resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
         bytearray(1 << 24)
+    if fault == "late":  # the first time, and never again
+        time.sleep(60 if _count("late") == 0 else 0)
+        return
     raise AssertionError(f"the fault {fault!r} did not strike")
 
 

@@ -7,6 +7,7 @@ was counted is in the file whatever becomes of the process.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -130,8 +131,9 @@ class Journal:
             try:
                 descriptor = os.open(os.path.join(self.folder, f"{self._stem}.{number}{COUNTS_SUFFIX}"), flags, 0o644)
                 try:
-                    # Allocated for real: a write into a hole on a full disk would kill the program.
-                    os.posix_fallocate(descriptor, 0, size)
+                    # Written for real: counting into a hole on a full disk would kill the program.
+                    if os.write(descriptor, bytes(size)) < size:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     return memoryview(mmap.mmap(descriptor, size)).cast("Q")
                 finally:
                     os.close(descriptor)

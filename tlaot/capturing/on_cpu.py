@@ -23,6 +23,7 @@ def put_on_cpu(torch: ModuleType) -> None:
         return
     for name in _NOTHING:
         setattr(torch.cuda, name, lambda *args, **kwargs: None)
+    torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.device = lambda *args, **kwargs: contextlib.nullcontext()
     from torch.overrides import TorchFunctionMode
 

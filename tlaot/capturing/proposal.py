@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..draft.found import Factory as Source
-from ..keys import is_tagged, key_of, spell_value
+from ..keys import is_tagged, key_of
 from ..tune.specs.spec_file import multiply_out
 from .recording import Called, Factory, Recording
 from .spec_edit import is_filled, shape_tables
+from .words import hints_of, in_common, spell_call, spell_workload
 from .workloads import Workload, choose, dynamic_sizes, workloads_of
 
 __all__ = ["Addition", "Limits", "Proposal", "Row", "propose"]
-
-# A static kernel that is made for more values of a size than this is pointed out.
-_MANY_VALUES = 8
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Row:
         share: Of all launches that were recorded.
         state: ``"in the spec"``, ``"new"`` or ``"left out"``.
         why: Of what is left out: why.
+        shape: The workload's arguments, encoded; None where there is no single one.
     """
 
     kernel: str
@@ -51,6 +51,7 @@ class Row:
     share: float
     state: str
     why: str = ""
+    shape: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,13 @@ class Proposal:
         rows: The table.
         additions: What is to be added.
         hints: What the author may want to know.
+        common: Of kernels with several workloads, the arguments that are the same in all, which the table leaves out.
     """
 
     rows: list[Row] = field(default_factory=list)
     additions: list[Addition] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
+    common: dict[str, list[str]] = field(default_factory=dict)
 
 
 def propose(
@@ -111,13 +114,15 @@ def propose(
             made.rows.append(Row(what, "", one.times, 0.0, "left out", why))
         else:
             by_factory.setdefault(one.factory, []).append(one)
+    plain = Counter(factory.name for factory in by_factory)
     for factory, calls in by_factory.items():
+        name = factory.name if plain[factory.name] == 1 else factory.spelled
         why = _foreign(factory, body, packages)
         if why:
             times = sum(one.times for one in calls)
             made.rows.append(Row(factory.spelled, "", times, times / total, "left out", why))
         else:
-            _propose_one(made, factory, calls, body, sources.get(factory.spelled), limits, total)
+            _propose_one(made, name, factory, calls, body, sources.get(factory.spelled), limits, total)
     made.rows.sort(key=lambda row: row.state == "left out")
     return made
 
@@ -137,6 +142,7 @@ def _foreign(factory: Factory, body: Mapping[str, Any], packages: Sequence[str])
 
 def _propose_one(
     made: Proposal,
+    name: str,
     factory: Factory,
     calls: Sequence[Called],
     body: Mapping[str, Any],
@@ -149,7 +155,7 @@ def _propose_one(
     for one in calls:
         why = _unusable(one)
         if why:
-            made.rows.append(Row(factory.name, _label(one), one.times, one.times / total, "left out", why))
+            made.rows.append(Row(name, spell_call(one), one.times, one.times / total, "left out", why))
         else:
             usable.append(one)
     names = _shape_names(usable, [entry for _, entry in entries], source)
@@ -157,16 +163,29 @@ def _propose_one(
     chosen, left = choose(workloads, limits.min_count, limits.cover)
     functions = [entry for _, entry in entries if isinstance(entry.get("shapes"), str)]
     wanted: list[Workload] = []
+    common = in_common(workloads)
     for i, workload in enumerate(workloads):
         known = any(_covers(entry, workload, usable) for _, entry in entries)
         state = "in the spec" if known else "left out" if i in left or functions else "new"
         why = "" if known else left.get(i, "")
         if not known and i not in left and functions:
             why = f"{functions[0]['shapes']} lists the shapes: add it there"
-        made.rows.append(Row(factory.name, _spell(workload), workload.times, workload.times / total, state, why))
+        made.rows.append(
+            Row(
+                name,
+                spell_workload(workload, common),
+                workload.times,
+                workload.times / total,
+                state,
+                why,
+                workload.shape,
+            )
+        )
         if state == "new":
             wanted.append(workload)
-    made.hints += _hints(factory, usable, workloads, chosen)
+    if common:
+        made.common[name] = common
+    made.hints += hints_of(name, usable, workloads, chosen)
     if wanted:
         made.additions += _additions(factory, wanted, entries)
 
@@ -182,11 +201,6 @@ def _unusable(one: Called) -> str:
     if not one.times and one.failures:
         return f"it failed: {one.failures[0]}"
     return ""
-
-
-def _label(one: Called) -> str:
-    given = [f"{name} = {spell_value(value)}" for name, value in one.arguments.items() if name not in one.defaults]
-    return ", ".join([*given, *(f"{name} = ..." for name in one.opaque)])
 
 
 def _shape_names(calls: Sequence[Called], entries: Sequence[Mapping[str, Any]], source: Source | None) -> set[str]:
@@ -262,7 +276,7 @@ def _additions(
     factory: Factory, wanted: Sequence[Workload], entries: Sequence[tuple[int, Mapping[str, Any]]]
 ) -> Iterator[Addition]:
     """Static workloads go into the first entry that has no dynamic dimension, others into the first that has those."""
-    still = [workload for workload in wanted if not workload.sizes]
+    still = [workload for workload in wanted if not workload.opened]
     used = set()
     if still:
         entry = next((i for i, e in entries if "dynamic" not in e), None)
@@ -270,13 +284,15 @@ def _additions(
         yield Addition(factory, entry, tuple(workload.shape for workload in still))
     moving: dict[tuple[str, ...], list[Workload]] = {}
     for workload in wanted:
-        if workload.sizes:
-            moving.setdefault(tuple(sorted(workload.sizes)), []).append(workload)
-    for names, own in moving.items():
-        seen = {
-            name: sum((workload.sizes[name] for workload in own), start=type(own[0].sizes[name])()) for name in names
-        }
-        place = next(((i, e) for i, e in entries if set(e.get("dynamic", {})) == set(names)), None)
+        if workload.opened:
+            moving.setdefault(workload.opened, []).append(workload)
+    for opened, own in moving.items():
+        seen: dict[str, Counter[int]] = {}
+        for name in opened:
+            for workload in own:
+                if name in workload.sizes:  # some launches may not have told it
+                    seen.setdefault(name, Counter()).update(workload.sizes[name])
+        place = next(((i, e) for i, e in entries if set(e.get("dynamic", {})) == seen.keys()), None)
         if place is None:
             place = next(
                 ((i, e) for i, e in entries if i not in used and "dynamic" not in e and not is_filled(e)), None
@@ -297,39 +313,3 @@ def _additions(
 def _widened(declared: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """Declared sizes with the ends that were seen beyond them; what lies within is the author's choice."""
     return tuple(sorted({*declared, *(size for size in sizes if not declared[0] <= size <= declared[-1])}))
-
-
-def _spell(workload: Workload) -> str:
-    items = [f"{name} = {spell_value(value)}" for name, value in workload.shape.items()]
-    for name, counter in workload.sizes.items():
-        low, high = min(counter), max(counter)
-        items.append(f"{name} {low}" if low == high else f"{name} {low} to {high} ({len(counter)} sizes)")
-    return ", ".join(items) or "(no arguments)"
-
-
-def _hints(
-    factory: Factory, calls: Sequence[Called], workloads: Sequence[Workload], chosen: Sequence[Workload]
-) -> Iterator[str]:
-    where = factory.name
-    for name in sorted({name for workload in workloads for name in workload.unbound}):
-        yield f"{where}: the size {name} is open in its code, and no launch told it: declare dynamic = {{ {name} = [...] }} yourself"
-    for workload in chosen:
-        for name, counter in workload.sizes.items():
-            if len(counter) == 1:
-                yield f"{where}: {name} was {next(iter(counter))} in every launch; it is declared from 1: widen it to what callers have"
-    values: dict[str, set[int]] = {}
-    for workload in workloads:
-        for name, value in workload.shape.items():
-            if type(value) is int:
-                values.setdefault(name, set()).add(value)
-    for name, seen in values.items():
-        if len(seen) > _MANY_VALUES:
-            yield (
-                f"{where}: {name} has {len(seen)} values from {min(seen)} to {max(seen)}; if the code takes it as a size of tensors only, "
-                f"dynamic = {{ {name} = [{min(seen)}, ..., {max(seen)}] }} in place of these serves all with a few variants"
-            )
-    given = [argument for one in calls for launch in one.launches for argument in launch.arguments or ()]
-    if any(argument.get("align", 16) < 16 for argument in given):
-        yield f'{where}: some tensors lie at addresses that 16 does not divide: on-misaligned = "copy" takes such calls'
-    if any("strides" in argument for argument in given):
-        yield f"{where}: some tensors are not dense: what is packaged takes them where the factory declares their strides"

@@ -145,7 +145,12 @@ def read_recording(folders: Sequence[Path]) -> Recording:
     merged: dict[Any, Called] = {}
     lost, dry = 0, False
     for path in paths:
-        head, called, said, missed = _read_process(path)
+        if not path.stat().st_size:
+            continue  # it was killed before its first line
+        try:
+            head, called, said, missed = _read_process(path)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SpecError(str(path), f"is damaged ({error!r})", "Remove it, or record again.") from None
         processes.append(head["process"])
         dry = dry or bool(head.get("dry"))
         troubles += said

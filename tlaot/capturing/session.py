@@ -94,7 +94,9 @@ def prepare_folder(folder: Path, keep: bool) -> None:
         ) from None
 
 
-def run_command(words: Sequence[str], folder: Path, environ: Mapping[str, str], device: str = "") -> int:
+def run_command(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], device: str = "", quiet: bool = False
+) -> int:
     """Run a command whose processes are recorded, and wait for it.
 
     Args:
@@ -102,6 +104,7 @@ def run_command(words: Sequence[str], folder: Path, environ: Mapping[str, str], 
         folder: Where to, which is there.
         environ: The command's environment.
         device: As of :func:`~tlaot.capturing.watch.child_environment`.
+        quiet: Whether what it prints goes to standard error, since standard output is for something else.
 
     Returns:
         Its exit status, as a shell has it: 128 and the signal's number where one ended it.
@@ -113,7 +116,7 @@ def run_command(words: Sequence[str], folder: Path, environ: Mapping[str, str], 
     if program[0].endswith(".py") and shutil.which(program[0]) is None:
         program.insert(0, sys.executable)
     try:
-        process = subprocess.Popen(program, env=child_environment(folder, environ, device))
+        process = subprocess.Popen(program, env=child_environment(folder, environ, device), stdout=2 if quiet else None)
     except OSError as error:
         raise SpecError(program[0], f"cannot be run ({error.strerror})", "Name a program after --.") from None
     while True:

@@ -69,7 +69,7 @@ class Hook:
 
     def uninstall(self) -> None:
         """Put back what was there; kernels that were only elaborated leave TileLang's caches."""
-        sys.meta_path.remove(self._finder)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self._finder]
         for undo in reversed(self._undo):
             undo()
         for impl in self._touched:
@@ -77,6 +77,11 @@ class Hook:
             impl._kernel_cache.clear()
             impl._kernel_cache.update(kernels)
             impl._call_form_cache.clear()
+
+    def renew(self) -> None:
+        """In a process that was just forked: a lock that no thread of the parent holds, and files of its own."""
+        self._lock = threading.RLock()
+        self._journal.renew()
 
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)

@@ -51,7 +51,7 @@ class Watch:
 
     def _forked(self) -> None:
         if not self._stopped:
-            self._journal.renew()
+            self._hook.renew()
 
 
 def watch_by_environment(environ: Mapping[str, str]) -> None:

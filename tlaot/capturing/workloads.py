@@ -35,6 +35,11 @@ class Workload:
     sizes: dict[str, Counter[int]] = field(default_factory=dict)
     unbound: set[str] = field(default_factory=set)
 
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """All sizes that the code leaves open."""
+        return tuple(sorted({*self.sizes, *self.unbound}))
+
 
 def workloads_of(calls: Iterable[Called], names: Collection[str]) -> list[Workload]:
     """The calls of one factory as entries of shapes, most launched first.
@@ -49,9 +54,9 @@ def workloads_of(calls: Iterable[Called], names: Collection[str]) -> list[Worklo
         workload = found.setdefault(key_of(shape), Workload(shape))
         workload.times += one.times
         sizes, unbound = open_sizes(one)
-        workload.unbound |= unbound
         for name, counter in sizes.items():
             workload.sizes.setdefault(name, Counter()).update(counter)
+        workload.unbound = (workload.unbound | unbound) - workload.sizes.keys()
     return sorted(found.values(), key=lambda workload: (-workload.times, *map(_order, workload.shape.items())))
 
 

@@ -149,7 +149,7 @@ def _record(words: Sequence[str], folder: Path, options: argparse.Namespace) -> 
                 "--no-launch", f"is a GPU's target, got {target}", "Write --no-launch cuda:sm_90a, or --no-launch --."
             )
     prepare_folder(folder, options.append)
-    return run_command(words, folder, os.environ, options.dry_as)
+    return run_command(words, folder, os.environ, options.dry_as, quiet=options.json)
 
 
 def _write(recording: Recording, folder: Path, recordings: Sequence[Path], options: argparse.Namespace) -> int:
@@ -261,6 +261,8 @@ def _show(recording: Recording, proposal: Proposal, errors: Sequence[SpecError])
         for row in proposal.rows
     ]
     yield from spell_table(["kernel", "workload", "launches", "share", ""], rows, ("launches", "share"), columns())
+    for name, items in proposal.common.items():
+        yield f"  {name}, in all: {', '.join(items)}"
     notes = [*proposal.hints, *recording.troubles]
     notes += [f"{recording.lost} launches could not be recorded"] if recording.lost else []
     notes += [" ".join(str(error).split()) for error in errors]
@@ -294,6 +296,7 @@ def _as_json(recording: Recording, proposal: Proposal, errors: Sequence[SpecErro
                 "share": r.share,
                 "state": r.state,
                 "why": r.why,
+                "shape": None if r.shape is None else dict(r.shape),
             }
             for r in proposal.rows
         ],

@@ -1,6 +1,7 @@
 """``tlaot completion``: a script for the user's shell that completes commands, options, choices and files.
 
-It is made of the parser itself, so that it knows what the parser knows, and needs no Python when it runs.
+It is made of the parser itself, so that it knows what the parser knows, and needs no Python when it runs: the names of kernels and
+targets it reads from the ``tltune.toml`` of the current folder.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Level:
         path: The commands so far, ``"lock merge"``; "" for none.
         commands: Help by name.
         options: Help by spelling.
-        values: What an option takes, by spelling: choices, ``("FILES",)``, or nothing that can be foretold; options that take
-            nothing are not in it.
+        values: What an option takes, by spelling: choices, ``("FILES",)``, ``("KERNELS",)``, ``("TARGETS",)``, or nothing that can be
+            foretold; options that take nothing are not in it.
         arguments: The same of arguments without options.
     """
 
@@ -44,6 +45,8 @@ class Level:
 
 
 _FILES = ("FILES",)
+# What tltune.toml names: by option.
+_NAMED = {"--kernel": ("KERNELS",), "--target": ("TARGETS",)}
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -88,6 +91,9 @@ def _levels(parser: argparse.ArgumentParser, path: str) -> Iterator[Level]:
 def _taken(action: argparse.Action) -> tuple[str, ...]:
     if action.choices is not None:
         return tuple(map(str, action.choices))
+    for option in action.option_strings:
+        if option in _NAMED:
+            return _NAMED[option]
     words = set(str(action.metavar or action.dest).upper().replace("[", "").replace("]", "").split("|"))
     return (
         _FILES
@@ -104,13 +110,39 @@ def _quote(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
+# In bash and in zsh: a kernel's name stands at the start of a line; what else a shape is called with does not.
+_READ_SPEC = """\
+_tlaot_named() {
+    [[ -r tltune.toml ]] || return 0
+    case "$1" in
+        KERNELS) sed -n 's/^[[:space:]]*name[[:space:]]*=[[:space:]]*"\\([A-Za-z_][A-Za-z0-9_]*\\)".*/\\1/p' tltune.toml ;;
+        TARGETS) sed 's/#.*//' tltune.toml | grep -oE '"(llvm|c|cuda):[A-Za-z0-9_-]+"' | tr -d '"' ;;
+    esac | sort -u
+}
+"""
+
 _BASH = """\
 # bash completion for tlaot; made by: tlaot completion bash
-_tlaot() {
-    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" path='' word i
+@READ_SPEC@_tlaot() {
+    local cur='' prev='' path='' word i
     local commands='' options='' values='' arguments=''
-    for ((i = 1; i < COMP_CWORD; i++)); do
+    local -a typed=()
+    # bash breaks words at colons and equal signs: cuda:sm_90a is one, --target=cuda two.
+    for ((i = 0; i <= COMP_CWORD; i++)); do
         word="${COMP_WORDS[i]}"
+        if ((i > 0)) && [[ $word == :* || $cur == *: ]]; then
+            cur="$cur$word"
+            typed[${#typed[@]}-1]="$cur"
+        elif [[ $word == '=' ]]; then
+            ((i < COMP_CWORD)) || typed+=('')
+        else
+            typed+=("$word")
+        fi
+        cur="${typed[${#typed[@]}-1]}"
+    done
+    prev="${typed[${#typed[@]}-2]:-}"
+    for ((i = 1; i < ${#typed[@]} - 1; i++)); do
+        word="${typed[i]}"
         case "${path:+$path }$word" in
 @PATHS@) path="${path:+$path }$word" ;;
         esac
@@ -131,9 +163,13 @@ _tlaot() {
         compopt -o filenames 2>/dev/null
         while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -f -- "$cur")
     fi
+    if [[ $values == KERNELS || $values == TARGETS ]]; then values="$(_tlaot_named "$values" | tr '\\n' ' ')"; fi
     local -a words
     read -r -a words <<< "$values"
     for word in "${words[@]}"; do [[ $word == "$cur"* ]] && COMPREPLY+=("$word"); done
+    if [[ $cur == *:* && ${COMP_WORDBREAKS-} == *:* ]]; then
+        for ((i = 0; i < ${#COMPREPLY[@]}; i++)); do COMPREPLY[i]="${COMPREPLY[i]#"${cur%"${cur##*:}"}"}"; done
+    fi
     return 0
 }
 complete -F _tlaot tlaot
@@ -158,7 +194,7 @@ def _write_bash(levels: list[Level]) -> str:
 _ZSH = """\
 #compdef tlaot
 # zsh completion for tlaot; made by: tlaot completion zsh
-_tlaot() {
+@READ_SPEC@_tlaot() {
     local at='' word i
     local -a commands options values
     for ((i = 2; i < CURRENT; i++)); do
@@ -206,11 +242,13 @@ def _write_zsh(levels: list[Level]) -> str:
 
 
 def _zsh_values(taken: tuple[str, ...]) -> str:
+    if taken in _NAMED.values():
+        return f'compadd -- ${{(f)"$(_tlaot_named {taken[0]})"}}'
     return "_files" if taken == _FILES else f"compadd -- {' '.join(map(_quote, taken))}" if taken else "true"
 
 
 def _fill(script: str, paths: str, levels: list[str], values: list[str]) -> str:
-    filled = script.replace("@PATHS@", paths)
+    filled = script.replace("@PATHS@", paths).replace("@READ_SPEC@", _READ_SPEC)
     return filled.replace("@LEVELS@", "\n".join(levels)).replace("@VALUES@", "\n".join(values))
 
 
@@ -225,6 +263,15 @@ function __tlaot_at
         end
     end
     test "$at" = "$argv[1]"
+end
+function __tlaot_named
+    test -r tltune.toml; or return 0
+    switch $argv[1]
+        case KERNELS
+            sed -n 's/^[[:space:]]*name[[:space:]]*=[[:space:]]*"\\([A-Za-z_][A-Za-z0-9_]*\\)".*/\\1/p' tltune.toml | sort -u
+        case TARGETS
+            sed 's/#.*//' tltune.toml | grep -oE '"(llvm|c|cuda):[A-Za-z0-9_-]+"' | tr -d '"' | sort -u
+    end
 end
 complete -c tlaot -f
 """
@@ -250,6 +297,8 @@ def _write_fish(levels: list[Level]) -> str:
 def _fish_value(taken: tuple[str, ...] | None) -> str:
     if taken is None:
         return ""
+    if taken in _NAMED.values():
+        return f' -x -a "(__tlaot_named {taken[0]})"'
     return " -r -F" if taken == _FILES else " -x" + _fish_words(list(taken))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TlaotError
+from ..explain import place_of
 from .parser import add_json, fails
 from .spelling import counted, headline, painted, show_table
 from .tune import add_spec_options
@@ -86,7 +87,9 @@ def _of_project(options: argparse.Namespace, here: Any) -> tuple[list[Item], lis
             return [Item("project", "tltune.toml", NOTE, what, "tlaot init, in the project's folder, writes one")], []
         spec = read_spec(path)
     except TlaotError as error:
-        return [Item("project", "tltune.toml", MISSING, f"{error.where}: {error.what}", error.remedy)], []
+        found = place_of(error, options.spec.absolute().parent if options.spec else Path.cwd())
+        line = "" if found is None else f" (line {found[1].line})"
+        return [Item("project", "tltune.toml", MISSING, f"{error.where}: {error.what}{line}", error.remedy)], []
     # The spec may lie in a folder of its own; pyproject.toml is where the command was given.
     project = path.parent if (path.parent / "pyproject.toml").is_file() else Path.cwd()
     isolated, items = look_at_pyproject(project)

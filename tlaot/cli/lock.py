@@ -64,7 +64,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _add_show(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show = actions.add_parser("show", help="list the workloads, their winners, times and devices")
-    show.add_argument("lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"))
+    show.add_argument(
+        "lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"), help="default: tltune.lock"
+    )
     add_json(show, "the list")
     add_filters(show)
     show.set_defaults(run=_show)
@@ -90,8 +92,10 @@ def _add_merge(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description=_MERGE,
         epilog=_MERGE_EXAMPLES,
     )
-    merge.add_argument("locks", metavar="LOCK", type=Path, nargs="+")
-    merge.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("tltune.lock"))
+    merge.add_argument("locks", metavar="LOCK", type=Path, nargs="+", help="the locks, or one with conflict markers")
+    merge.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default=Path("tltune.lock"), help="default: tltune.lock"
+    )
     merge.add_argument("--base", metavar="LOCK", type=Path, help="the lock that the others were made from")
     merge.add_argument(
         "--prefer",
@@ -105,7 +109,9 @@ def _add_merge(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_remove(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     remove = actions.add_parser("remove", help="remove entries, so that they are tuned again")
-    remove.add_argument("lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"))
+    remove.add_argument(
+        "lock", metavar="LOCK", type=Path, nargs="?", default=Path("tltune.lock"), help="default: tltune.lock"
+    )
     add_filters(remove)
     add_json(remove, "a list with one object an entry that was removed")
     remove.set_defaults(run=_remove)

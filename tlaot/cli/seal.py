@@ -27,7 +27,7 @@ examples:
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser's."""
     parser = commands.add_parser("seal", help=_HELP, description=_DESCRIPTION, epilog=_EXAMPLES)
-    parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER")
+    parser.add_argument("what", metavar="WHEEL|PACKAGE|FOLDER", help="whose files were changed")
     parser.add_argument("--no-load", action="store_true", help="do not load the binaries in a fresh process")
     add_json(parser, "a list with one object a package")
     parser.set_defaults(run=_seal)

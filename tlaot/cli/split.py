@@ -28,7 +28,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "companion, which requires exactly the main wheel's version and is found once it is installed beside it.",
         epilog="examples:\n  tlaot split dist/my_package-1.0-py3-none-manylinux_2_5_x86_64.whl -o wheels\n",
     )
-    parser.add_argument("wheel", metavar="WHEEL", type=Path)
+    parser.add_argument("wheel", metavar="WHEEL", type=Path, help="the wheel that has all kernels")
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="folder for the wheels")
     add_json(parser, "a list with one object a wheel")
     parser.set_defaults(run=_split)

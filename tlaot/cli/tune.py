@@ -79,9 +79,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=_executor,
         help="where it is compiled and measured; by default what the spec says",
     )
-    add_json(
-        parser, "a list of what the lock then has of what was asked for; what is told meanwhile goes to standard error"
-    )
+    add_json(parser, "what the lock then has of what was asked for (progress goes to standard error)")
     add_spec_options(parser)
     parser.set_defaults(run=_tune)
 

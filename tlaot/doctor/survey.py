@@ -19,7 +19,7 @@ from ..spelling import spell_bytes
 from ..target import CPU_LEVELS
 from ..tune.compiling.toolchain import CudaCompiler, HostCompiler, find_cc, find_nvcc
 from ..tune.frontends import FRONTENDS
-from ..tune.machine import Machine, inspect_machine
+from ..tune.machine import Machine, cpu_level, inspect_machine
 from .item import NOTE, OK, Item
 from .probe import start_probes
 
@@ -44,13 +44,6 @@ _PURPOSE = {
 
 # NVRTC's precompiled headers are made where so much is free (tune/compiling/precompiled.py).
 _ROOM = 4 << 30
-
-# The psABI's levels by names of /proc/cpuinfo; "abm" is there what the psABI calls LZCNT.
-_LEVEL_FLAGS = (
-    ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
-    ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"),
-    ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
-)
 
 
 @dataclass(frozen=True)
@@ -87,7 +80,7 @@ def look_around(environ: Mapping[str, str], quick: bool = False) -> Surroundings
     found = {name: _version(name) for name in ("setuptools", "pip", "cloudpickle", "optuna")}
     return Surroundings(
         machine,
-        _cpu_level(),
+        cpu_level(),
         _or_why(find_cc, environ),
         _or_why(find_nvcc, environ),
         {name: version for name, version in found.items() if version is not None},
@@ -107,24 +100,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_level(path: Path = Path("/proc/cpuinfo")) -> int | None:
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return None
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), None)
-    if flags is None:
-        return None
-    level = 1
-    for wanted in _LEVEL_FLAGS:
-        if not flags.issuperset(wanted):
-            break
-        level += 1
-    return level
 
 
 def describe(here: Surroundings, project: Path | None) -> Iterator[Item]:

@@ -25,6 +25,8 @@ package = {package}
 targets = {targets}{note}
 """
 
+_CPU = "llvm:x86-64-v3"
+
 # What is usual for arguments without a default whose names leave no doubt; of others only the author knows.
 _USUAL = (
     (r"(block|blk|tile)_?(size_?)?[mnk]|b[mnk]", (64, 128)),
@@ -48,19 +50,19 @@ def draft_spec(package: str, factories: Sequence[Factory], cuda: str | None) -> 
     frontends = {factory.frontend for factory in factories}
     targets, note = [], ""
     if "tvm" in frontends:
-        targets.append("llvm:x86-64-v3")
+        targets.append(_CPU)
     if "tilelang" in frontends:
         targets.append(cuda or "cuda:sm_90a")
         if cuda is None:
             note = '  # suggested: no GPU is here to tell; "cuda:sm_80" is A100, "cuda:sm_90a" H100 and H200, "cuda:sm_100a" B200'
     head = _HEAD.format(package=json.dumps(package), targets=json.dumps(targets), note=note)
-    return "\n".join([head, *draft_entries(factories)])
+    return "\n".join([head, *draft_entries(factories, len(frontends) > 1)])
 
 
-def draft_entries(factories: Sequence[Factory]) -> Iterator[str]:
-    """A ``[[kernel]]`` table a factory."""
+def draft_entries(factories: Sequence[Factory], mixed: bool = True) -> Iterator[str]:
+    """A ``[[kernel]]`` table a factory; ``mixed``: the default targets may have some that are not meant for all of them."""
     for factory, name in zip(factories, name_kernels(factories), strict=True):
-        yield "\n".join([*_entry(factory, name), ""])
+        yield "\n".join([*_entry(factory, name, mixed), ""])
 
 
 def name_kernels(factories: Sequence[Factory]) -> list[str]:
@@ -80,7 +82,7 @@ def name_kernels(factories: Sequence[Factory]) -> list[str]:
     return names
 
 
-def _entry(factory: Factory, name: str) -> Iterator[str]:
+def _entry(factory: Factory, name: str, mixed: bool) -> Iterator[str]:
     yield f"# {factory.module}, line {factory.line}"
     for remark in factory.remarks:
         yield f"# It {remark}"
@@ -88,6 +90,9 @@ def _entry(factory: Factory, name: str) -> Iterator[str]:
     yield f"name = {json.dumps(name)}"
     yield f"frontend = {json.dumps(factory.frontend)}"
     yield f"factory = {json.dumps(factory.spelled)}"
+    if mixed and factory.frontend == "tvm":
+        # TVM builds for GPUs as well, but not from a function that binds no threads.
+        yield f'targets = ["{_CPU}"]  # suggested: of the processor; one that binds threads may have cuda targets, too'
     tuned = _tuned(factory)
     yield from _shapes([argument for argument in factory.arguments if argument.name not in tuned])
     yield from _configs(factory, [argument for argument in factory.arguments if argument.name in tuned])

@@ -98,12 +98,17 @@ def explain_absence(package: str, folders: list[Path]) -> tuple[str, str]:
     if not folders:
         return "is a single module, and has no folder that kernels could be in", "Name the package that embeds them."
     where = ", ".join(map(str, folders))
-    installed, editable = _distribution_of(package)
+    installed, editable, home = _distribution_of(package)
     what = f"has no packaged kernels: there is no {FOLDER}/{MANIFEST_NAME} in {where} ({installed})"
     if editable:
         return what, (
             "An editable install packages no kernels: in its source folder run `pip wheel . -w dist`, "
             "and install the wheel."
+        )
+    if home is not None and not any(home in folder.resolve().parents for folder in folders):
+        # Python looks into the current folder first, and there are the sources.
+        return what, (
+            f"Run it from another folder: Python imports the package from here, not the one that is installed in {home}."
         )
     return what, (
         "Build it where its tltune.toml is, `pip wheel . -w dist`, and install that wheel "
@@ -111,8 +116,8 @@ def explain_absence(package: str, folders: list[Path]) -> tuple[str, str]:
     )
 
 
-def _distribution_of(package: str) -> tuple[str, bool]:
-    """What pip knows of the package, as text, and whether it is an editable install."""
+def _distribution_of(package: str) -> tuple[str, bool, Path | None]:
+    """What pip knows of the package, as text; whether it is an editable install; and the folder that it is installed in."""
     import json
     from importlib import metadata
 
@@ -120,5 +125,9 @@ def _distribution_of(package: str) -> tuple[str, bool]:
         distribution = metadata.distribution(name)
         direct = distribution.read_text("direct_url.json") or "{}"
         editable = bool(json.loads(direct).get("dir_info", {}).get("editable"))
-        return f"{name} {distribution.version}{', editable' if editable else ''}", editable
-    return "no installed distribution, imported from sys.path", False
+        return (
+            f"{name} {distribution.version}{', editable' if editable else ''}",
+            editable,
+            Path(str(distribution.locate_file(""))).resolve(),
+        )
+    return "no installed distribution, imported from sys.path", False, None

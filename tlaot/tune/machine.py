@@ -10,22 +10,32 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..runtime.device import cpu_name
 from ..target import Target
 from .measuring.nvml import driver_version
 
-__all__ = ["Gpu", "Machine", "find_distributions", "inspect_machine"]
+__all__ = ["Gpu", "Machine", "cpu_level", "find_distributions", "inspect_machine"]
 
 # CUdevice_attribute of cuda.h
 _MULTIPROCESSOR_COUNT = 16
 _CAPABILITY_MAJOR = 75
 _CAPABILITY_MINOR = 76
+
+
+# The psABI's levels by names of /proc/cpuinfo; "abm" is there what the psABI calls LZCNT.
+_LEVEL_FLAGS = (
+    ("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"),
+    ("abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"),
+    ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,25 @@ def find_distributions() -> dict[str, str]:
     """Versions of the installed distributions that a build may need."""
     names = ("apache-tvm", "tilelang", "apache-tvm-ffi", "torch", "numpy")
     return {name: version for name in names if (version := _version(name)) is not None}
+
+
+def cpu_level(path: Path = Path("/proc/cpuinfo")) -> int | None:
+    """Rank of the highest x86-64 level that this processor runs, 1 to 4; None where it is another processor, or does not say."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), None)
+    if flags is None:
+        return None
+    level = 1
+    for wanted in _LEVEL_FLAGS:
+        if not flags.issuperset(wanted):
+            break
+        level += 1
+    return level
 
 
 def _version(distribution: str) -> str | None:

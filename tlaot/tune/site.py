@@ -17,11 +17,12 @@ from ..target import Target
 from .compiling.compile import Workshop
 from .compiling.toolchain import find_toolchain
 from .executors.choice import open_executor
+from .executors.luggage import pack_sources
 from .executors.seam import Executor
 from .locks.lock import LOCK_NAME, Lock
 from .locks.lock_file import read_lock
 from .locks.record import digest_sources
-from .locks.sources import modules_of
+from .locks.sources import digest_modules, modules_of
 from .machine import Machine, inspect_machine
 from .place import hold_project, sweep, work_folder
 from .specs.spec import Spec
@@ -109,7 +110,8 @@ def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[
         toolchain = find_toolchain(environ, cuda=False)
         sources = digest_sources(source_root, [name for kernel in spec.kernels for name in modules_of(kernel)])
         folders = (base / "records", base / "store")
-        with closing(open_executor(settings.executor or spec.executor, settings.devices, journal.say)) as executor:
+        name = settings.executor or spec.executor
+        with closing(open_executor(name, settings.devices, journal.say, _packer(spec, source_root))) as executor:
             machine = executor.survey(machine)
             jobs = settings.jobs or executor.jobs(machine)
             shop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)
@@ -118,6 +120,16 @@ def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[
             )
     finally:
         sweep(base)  # its own, and what a dying compiler of a build before may have made again
+
+
+def _packer(spec: Spec, source_root: Path) -> Callable[[Path], str]:
+    """Writes an archive of the spec's modules and those that they import, where hosts are to be sent them."""
+
+    def pack(archive: Path) -> str:
+        named = [name for kernel in spec.kernels for name in modules_of(kernel)]
+        return pack_sources(source_root, [*named, *digest_modules(source_root, named)], archive)
+
+    return pack
 
 
 def equip(site: Site, target: Target) -> Site:

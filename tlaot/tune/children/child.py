@@ -57,14 +57,16 @@ class Lost(Exception):
 
     Attributes:
         failed: What it comes to where it is lost each time.
+        begun: Whether it may have begun: work that was not cannot be what took its process or host down.
     """
 
-    def __init__(self, failed: Failed) -> None:
+    def __init__(self, failed: Failed, begun: bool = True) -> None:
         super().__init__(f"{failed.stage}: {failed.reason}")
         self.failed = failed
+        self.begun = begun
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lost, (self.failed,)
+        return Lost, (self.failed, self.begun)
 
 
 class Rejected(Exception):

@@ -173,6 +173,7 @@ def impersonate(device: Device) -> Asked:
         "torch.cuda": lambda module: _patch_torch_cuda(module, device, asked),
         "tilelang.carver.arch.driver.cuda_driver": lambda module: _patch_tilelang_driver(module, device, asked),
         "tilelang.cuda.target": lambda module: _patch_tilelang_target(module, device),
+        "tilelang.contrib.nvcc": lambda module: _patch_tilelang_nvcc(module, device, asked),
     }
     patch_imports(patches)
     return asked
@@ -283,3 +284,17 @@ def _patch_tilelang_target(module: ModuleType, device: Device) -> None:
     # Both the detection of target "auto" and the completion of a bare "cuda" call these.
     vars(module)["check_cuda_availability"] = lambda: True
     vars(module)["_detect_torch_cuda_arch"] = lambda: device.arch
+
+
+def _patch_tilelang_nvcc(module: ModuleType, device: Device, asked: Asked) -> None:
+    original = module.get_target_compute_version
+
+    def version(target: Any = None) -> str:
+        chosen = target or module.Target.current()
+        if chosen is not None and "arch" in chosen.attrs:
+            return str(original(chosen))
+        # Without a target it is the GPU's; modules ask so when they are imported, to choose among kernels.
+        asked["capability"] = _text(device.capability)
+        return _text(device.capability)
+
+    vars(module)["get_target_compute_version"] = version

@@ -323,7 +323,7 @@ class _Run:
 
     def _give_out_again(self, workload: Workload, index: int, label: str, lost: Lost) -> bool:
         name = workload.path, index
-        self._lost[name] += 1
+        self._lost[name] += lost.begun
         if self._lost[name] >= ATTEMPTS:
             return False
         self._stand.journal.write(f"again    {label}: lost with who had it: {lost}")

@@ -75,7 +75,8 @@ HEAD = (
         "executor",
         "string",
         '"local"',
-        "where candidates are compiled and measured: `local` by processes of this host, on all GPUs of one model",
+        "where candidates are compiled and measured: `local` by processes of this host, on all GPUs of one model;"
+        " `ray` by the nodes of a Ray cluster",
         EXECUTORS,
     ),
 )

@@ -35,8 +35,8 @@ BACKENDS = ("auto", "wall", "cudagraph", "event", "cupti")
 # Ways to choose candidates: "auto" tries all of a space up to a size and is guided above it.
 SEARCHES = ("auto", "exhaustive", "guided", "optuna")
 
-# Where the work of a tuning is done: by processes of this host.
-EXECUTORS = ("local",)
+# Where the work of a tuning is done: by processes of this host, or by the nodes of a Ray cluster.
+EXECUTORS = ("local", "ray")
 
 # What a call does with a misaligned argument: refuse it, or run on an aligned copy (and copy back what is written).
 ON_MISALIGNED = ("error", "copy")
