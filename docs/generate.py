@@ -9,6 +9,7 @@ Needs tlaot importable, as installed or with PYTHONPATH=. from a checkout, and n
 from __future__ import annotations
 
 import argparse
+import ast
 import enum
 import importlib.util
 import inspect
@@ -231,9 +232,21 @@ def python_page() -> str:
         lines += [f"## {heading}", ""]
         for name in sorted(chosen, key=lambda name: (name[0].isupper(), name)):
             lines += _object(f"tlaot.{name}", values[name], "###")
-    lines += ["## Errors", ""]
+    lines += ["## torch", "", *_torch(), "## Errors", ""]
     rows = [(f"`tlaot.{n}`", ", ".join(f"`{base}`" for base in _built_in(v)), _doc(v)[0]) for n, v in errors.items()]
     return page("Python", *lines, *table(("error", "also a", "raised where"), rows))
+
+
+def _torch() -> Iterator[str]:
+    """What ``tlaot.torch`` has, read from its source: to import it takes torch."""
+    source = Path(tlaot.__file__).with_name("torch") / "library.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == "register":
+            shown = (
+                f"{node.name}({ast.unparse(node.args)}) -> {ast.unparse(node.returns)}" if node.returns else node.name
+            )
+            yield from ("### `tlaot.torch.register`", "", "```python", shown, "```", "")
+            yield from _markdown(ast.get_docstring(node) or "")
 
 
 def _built_in(error: type[Exception]) -> list[str]:
@@ -303,11 +316,15 @@ def _annotation(value: Any) -> str:
 
 
 def _doc(value: Any) -> list[str]:
+    return _markdown(inspect.getdoc(value) or "")
+
+
+def _markdown(text: str) -> list[str]:
     """A docstring as Markdown: its sections (``Args:``, ``Raises:``) become lists."""
     lines: list[str] = []
     item = re.compile(r"    ([\w, *.:`]+?): (.*)")
     section, code = "", False
-    for line in (inspect.getdoc(value) or "").replace("\\", "\\\\").splitlines():
+    for line in text.replace("\\", "\\\\").splitlines():
         heading = re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields):", line)
         found = item.fullmatch(line) if section in ("Args", "Raises", "Attributes") else None
         if heading is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "add_spec_options", "locate_spec"]
 
-# Of lines about times that mislead, and about what was left out.
-_DOUBTS = ("not to be trusted", "left out", "warning")
+_PREFIX = "tlaot: "
+# In what is said of times that mislead, and of what was left out.
+_DOUBTS = (
+    "trusted", "measured while", "not steady", "may be faster", "more time may tell", "skipped", "left out", "warning",
+)  # fmt: skip
 
 _Value = TypeVar("_Value")
 
@@ -165,9 +169,12 @@ def _tune(options: argparse.Namespace) -> int:
     selection = Selection(tuple(options.kernel), options.shape, tolerant=targets is None)
     stream = sys.stderr if options.json else sys.stdout
     paint = paint_for(stream)
-    count = tune_project(
-        path, source_root, settings, selection, lambda line: print(_painted(line, paint), file=stream, flush=True)
-    )
+    width = shutil.get_terminal_size().columns if stream.isatty() else None
+
+    def say(line: str) -> None:
+        print(_shown(line, paint, width), file=stream, flush=True)
+
+    count = tune_project(path, source_root, settings, selection, say)
     lock = path.with_name("tltune.lock")
     rows = _rows(options, lock, targets)
     summarise(f"tlaot tune: {lock.name}", shipped := [as_shipped(row) for row in rows])
@@ -193,8 +200,19 @@ def _rows(options: argparse.Namespace, lock: Path, targets: tuple[str, ...] | No
     ]
 
 
-def _painted(line: str, paint: Paint) -> str:
-    if any(word in line for word in _DOUBTS):
-        return paint(line, "doubtful")
-    prefix, found, rest = line.partition("tlaot: ")
-    return f"{paint(found, 'dim')}{rest}" if found and not prefix else line
+def _shown(line: str, paint: Paint, width: int | None) -> str:
+    """A line of a tuning for the person who reads it: what it says one after the other, in as many lines as the terminal needs, with what
+    makes its times doubtful in colour. In a pipe, as it is."""
+    if not line.startswith(_PREFIX):
+        return line
+    lines: list[list[str]] = [[]]
+    for part in line.removeprefix(_PREFIX).split("; "):
+        if width is not None and lines[-1] and len(_PREFIX) + len("; ".join([*lines[-1], part])) >= width:
+            lines.append([])
+        lines[-1].append(part)
+    doubtful = [[any(word in part for word in _DOUBTS) for part in parts] for parts in lines]
+    texts = [
+        "; ".join(paint(part, "doubtful") if doubt else part for part, doubt in zip(parts, doubts, strict=True))
+        for parts, doubts in zip(lines, doubtful, strict=True)
+    ]
+    return paint(_PREFIX, "dim") + f"\n{' ' * len(_PREFIX)}".join(texts)
