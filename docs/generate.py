@@ -204,10 +204,9 @@ def settings_page() -> str:
 
 
 def _settings() -> ModuleType:
-    """``tlaot.build_hooks.settings``: of the installed wheel, or of the checkout, where the package has another place."""
-    if importlib.util.find_spec("tlaot.build_hooks") is not None:
-        return importlib.import_module("tlaot.build_hooks.settings")
-    path = HERE.parent / "build_hooks" / "settings.py"
+    """``tlaot.build_hooks.settings`` by its file: its package asks for setuptools, and in a checkout lies elsewhere."""
+    installed = Path(tlaot.__file__).with_name("build_hooks") / "settings.py"
+    path = installed if installed.is_file() else HERE.parent / "build_hooks" / "settings.py"
     spec = importlib.util.spec_from_file_location("tlaot.build_hooks_settings", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
