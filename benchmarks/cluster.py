@@ -11,8 +11,8 @@ time (``simulated.py``). 100 kernels x 50 shapes x 32 configs, 16 cores for each
     --long              screen 1-3, decide 6-20: heavy kernels, where measuring is the limit
     submit              0.2 ms of driver   what a distributed executor takes for each call, assumed (--submit)
 
-The loop's own processor time is counted on the simulated clock, times --driver for a faster or slower processor; what it takes to keep results (store,
-journal, record of each workload) is measured on a smaller run with real files and added to each candidate. Efficiency is the wall time on one
+The loop's own processor time is counted on the simulated clock, times --driver for a faster or slower processor; what it takes to keep results (store and
+journal) is measured on a smaller run with real files and added to each candidate. Efficiency is the wall time on one
 GPU over the number of GPUs times the wall time; "limit" says what of driver, compiling, measuring and the tail was busy for most of the wall time.
 
     PYTHONPATH=. python benchmarks/cluster.py
@@ -249,7 +249,7 @@ def report_costs(options: argparse.Namespace) -> float:
             flush=True,
         )
         # A candidate is submitted twice, a workload once.
-        added = max(0.0, full - bare + record / work.configs) / (2 + 1 / work.configs)
+        added = max(0.0, full - bare) / (2 + 1 / work.configs)
     print()
     return added
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from ..errors import TuningError
 from ..target import Target
@@ -128,9 +130,9 @@ def _tune(
     found: dict[str, Entry] = {}
 
     def decided(tuned: Tuned) -> None:
-        found[tuned.workload.path] = _conclude(tuned, work, site)
+        found[tuned.workload.path] = _conclude(tuned, work, site, keeper)
 
-    with _devices(target, site) as devices, site.journal.show(count, str(target)) as progress:
+    with _Keeper() as keeper, _devices(target, site) as devices, site.journal.show(count, str(target)) as progress:
         tune_workloads(plans, Stand(pool, devices, store, site.journal, progress, overlap=target.is_cuda), decided)
     return found
 
@@ -171,9 +173,9 @@ def _measure_sizes(
     count = sum(len(workload.configs) for workload in lacking)
 
     def decided(tuned: Tuned) -> None:
-        found[tuned.workload.path] = _conclude(tuned, work, site, site.journal.write)
+        found[tuned.workload.path] = _conclude(tuned, work, site, keeper, site.journal.write)
 
-    with site.journal.show(count, str(work.group.target)) as progress:
+    with _Keeper() as keeper, site.journal.show(count, str(work.group.target)) as progress:
         stand = Stand(pool, devices, store, site.journal, progress, overlap=work.group.target.is_cuda)
         tune_workloads(plans, stand, decided)
     return found
@@ -183,7 +185,39 @@ def _devices(target: Target, site: Site) -> AbstractContextManager[Sequence[Devi
     return site.executor.devices(target, site.workshop, site.machine, site.journal)
 
 
-def _conclude(tuned: Tuned, work: Work, site: Site, say: Callable[[str], None] | None = None) -> Entry:
+class _Keeper:
+    """Writes records while the tuning goes on: a file that is on the disk takes as long as a candidate. Its end waits for all of them.
+
+    Raises:
+        OSError: One could not be written; raised at the next, or at the end.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tlaot-record")
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> _Keeper:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._thread.shutdown()
+        if kind is None and self._last is not None:
+            self._last.result()
+
+    def keep(self, folder: Path, workload: Workload, key: str, entry: Entry) -> None:
+        before = self._last
+
+        def write() -> None:
+            if before is not None:
+                before.result()
+            save_record(folder, workload, key, entry)
+
+        if before is not None and before.done():
+            before.result()
+        self._last = self._thread.submit(write)
+
+
+def _conclude(tuned: Tuned, work: Work, site: Site, keeper: _Keeper, say: Callable[[str], None] | None = None) -> Entry:
     """The evidence of a workload, kept as soon as it is decided."""
     workload, where = tuned.workload, tuned.workload.kernel.where
     try:
@@ -199,7 +233,7 @@ def _conclude(tuned: Tuned, work: Work, site: Site, say: Callable[[str], None] |
         folders=(site.workshop.scratch, site.source_root, site.spec.path.parent),
     )
     entry = make_entry(workload, tuned.outcomes, tuned.decision, circumstances)
-    save_record(site.records, workload, record_key_of(workload, work, site), entry)
+    keeper.keep(site.records, workload, record_key_of(workload, work, site), entry)
     (say or site.journal.say)(f"tlaot: {'; '.join([_summary(tuned, winner), *tuned.decision.notes])}")
     return entry
 

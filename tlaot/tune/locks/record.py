@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ..searching.schedule import Outcome
 from ..searching.search import Skipped
 from ..searching.store import Keys
 from ..specs.plan import Candidate, Workload, canonical
+from ..specs.spec import KernelSpec
 from .lock import Entry, Tried, digest_entry
 from .lock_entry import entry_from_json, entry_to_json, round_timing
 
@@ -79,7 +80,7 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
         device: What the candidates are measured on.
     """
     others = (*_PLACE_FIELDS, *_SHIP_FIELDS, *(_SIZE_FIELDS if workload.sizes else ()))
-    kernel = {name: value for name, value in asdict(workload.kernel).items() if name not in others}
+    kernel = {name: value for name, value in _fields_of(workload.kernel).items() if name not in others}
     return _sha256(
         canonical(
             {
@@ -99,7 +100,7 @@ def record_key(workload: Workload, sources: str, tools: Mapping[str, Any], devic
 
 def candidate_keys(candidate: Candidate, sources: str, tools: Mapping[str, Any], device: str) -> Keys:
     """Digests of all that a candidate's binary, and its measurement, depend on; arguments as for :func:`record_key`."""
-    kernel = asdict(candidate.workload.kernel)
+    kernel = _fields_of(candidate.workload.kernel)
     build = _sha256(
         canonical(
             {
@@ -125,6 +126,23 @@ def candidate_keys(candidate: Candidate, sources: str, tools: Mapping[str, Any],
         "sizes": dict(candidate.workload.sizes),
     }
     return Keys(build, _sha256(canonical(measured).encode()))
+
+
+# What was made of each entry, with the entry, whose identity stands for it: each candidate is asked for its keys several times.
+_fields: dict[int, tuple[KernelSpec, dict[str, Any]]] = {}
+_MOST_FIELDS = 1024
+
+
+def _fields_of(kernel: KernelSpec) -> dict[str, Any]:
+    """An entry as plain data, but for its shapes and configs, of which there may be thousands, and which are in no key."""
+    known = _fields.get(id(kernel))
+    if known is not None:
+        return known[1]
+    if len(_fields) >= _MOST_FIELDS:
+        _fields.clear()
+    made = asdict(replace(kernel, shapes=(), configs=(), targets=()))
+    _fields[id(kernel)] = kernel, made
+    return made
 
 
 def make_entry(

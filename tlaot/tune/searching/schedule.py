@@ -215,7 +215,32 @@ class _Run:
         self._compiling += 1
         future = self._coming.get(name) or self._stand.pool.submit(candidate)
         self._coming[name] = future
-        future.add_done_callback(lambda done: self._events.put(lambda: self._compiled(candidate, known, done)))
+        self._tell_of(
+            future, lambda: self._keep_built(candidate, future), lambda: self._compiled(candidate, known, future)
+        )
+
+    def _tell_of(self, future: Future[Any], keep: Callable[[], None], event: Callable[[], None]) -> None:
+        """When a future is done, keep what came of it, in the thread that has it: files are slow, and this loop serves everybody. Then tell the loop."""
+
+        def told(done: Future[Any]) -> None:
+            try:
+                keep()
+            except BaseException as error:
+                self._events.put(lambda error=error: self._raise(error))  # type: ignore[misc]
+            else:
+                self._events.put(event)
+
+        future.add_done_callback(told)
+
+    def _raise(self, error: BaseException) -> None:
+        raise error
+
+    def _keep_built(self, candidate: Candidate, done: Future[Built | Failed]) -> None:
+        outcome = done.result()
+        if isinstance(outcome, Failed):
+            self._stand.store.keep_measurement(candidate, outcome)
+        elif candidate.binary not in self._made:
+            self._made[candidate.binary] = self._stand.store.keep_built(candidate, outcome)
 
     def _compiled(self, candidate: Candidate, known: Timing | None, done: Future[Built | Failed]) -> None:
         self._compiling -= 1
@@ -223,13 +248,9 @@ class _Run:
         self._stand.journal.compiled(candidate, outcome)
         self._stand.progress.compiled()
         if isinstance(outcome, Failed):
-            self._stand.store.keep_measurement(candidate, outcome)
             self._finish(candidate, outcome, outcome)
-            return
-        name = candidate.binary
-        if name not in self._made:
-            self._made[name] = self._stand.store.keep_built(candidate, outcome)
-        self._arrive(candidate, self._made[name], known)
+        else:
+            self._arrive(candidate, self._made[candidate.binary], known)
 
     def _arrive(self, candidate: Candidate, built: Built, known: Timing | None) -> None:
         self._stand.on_built(candidate, built)
@@ -304,7 +325,15 @@ class _Run:
             )
 
     def _await_screened(self, number: int, candidate: Candidate, built: Built, future: Future[Timing | Failed]) -> None:
-        future.add_done_callback(lambda done: self._events.put(lambda: self._screened(number, candidate, built, done)))
+        self._tell_of(
+            future,
+            lambda: self._keep_screened(candidate, future),
+            lambda: self._screened(number, candidate, built, future),
+        )
+
+    def _keep_screened(self, candidate: Candidate, done: Future[Timing | Failed]) -> None:
+        if done.exception() is None:
+            self._stand.store.keep_measurement(candidate, done.result())
 
     def _screened(self, number: int, candidate: Candidate, built: Built, done: Future[Timing | Failed]) -> None:
         self._screening -= 1
@@ -318,7 +347,6 @@ class _Run:
             outcome = lost.failed
         result = outcome if isinstance(outcome, Failed) else Measured(candidate, built, outcome)
         self._stand.journal.measured(candidate, outcome)
-        self._stand.store.keep_measurement(candidate, outcome)
         self._finish(candidate, result, outcome)
 
     def _give_out_again(self, workload: Workload, index: int, label: str, lost: Lost) -> bool:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,8 @@ class Journal:
         self._every_result = every_result
         self._say = say
         self._lock = threading.Lock()
+        self._file: int | None = None
+        self._close: Callable[[], object] = lambda: None
         _cut(path)
         if begin:
             self.write(f"{time.strftime('%Y-%m-%d')} {begin}")
@@ -66,8 +69,20 @@ class Journal:
     def write(self, text: str) -> None:
         """A line for the log."""
         stamp = time.strftime("%H:%M:%S")
-        with self._lock, self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{stamp} {text}\n")
+        with self._lock:
+            os.write(self._open(), f"{stamp} {text}\n".encode(errors="backslashreplace"))
+
+    def _open(self) -> int:
+        """The file, which stays open; another one where what was there has been cut or removed."""
+        try:
+            there = self.path.stat()
+        except OSError:
+            there = None
+        if self._file is None or there is None or not os.path.samestat(os.fstat(self._file), there):
+            self._close()
+            self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._close = weakref.finalize(self, os.close, self._file)
+        return self._file
 
     def compiled(self, candidate: Candidate, outcome: Built | Failed) -> None:
         if isinstance(outcome, Failed):
