@@ -6,13 +6,10 @@ plain data. Whatever ends the process of an object ends the processes that it st
 
 from __future__ import annotations
 
-import fcntl
 import os
 import queue
 import shutil
-import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +24,7 @@ from ...manifest import digest_of
 from ...target import Target
 from ..children.child import Child, Failed, Lost
 from ..children.forkserver import close_servers
-from ..compiling.compile import EXECUTABLE, Built, CompilePool, Workshop, expand_kernel
+from ..compiling.compile import EXECUTABLE, Built, CompilePool, Workshop, expand_kernel, warm
 from ..compiling.toolchain import find_toolchain
 from ..machine import Gpu, inspect_machine
 from ..measuring.timing import Timing
@@ -35,19 +32,12 @@ from ..specs.plan import Candidate
 from ..specs.spec import KernelSpec
 from .freight import map_built
 from .luggage import digest_tree
+from .scratch import Scratch
 
 __all__ = ["Answer", "Compiled", "CompilingNode", "MeasuringNode", "Order"]
 
-_PREFIX = "tlaot-node-"
 # Bytes of what a compiler printed that travel with a candidate.
 _MOST_SAID = 64 << 10
-
-# Waits until this process has ended, however it does, then removes its folder; what it started may still be ending, too. A shell
-# gives what runs in its background another standard input.
-_JANITOR = """
-exec 3<&0
-{ cat <&3; i=0; until rm -rf -- "$0" 2>/dev/null || [ $i -ge 100 ]; do i=$((i+1)); sleep 0.1; done; sleep 2; rm -rf -- "$0"; } &
-"""
 
 
 @dataclass(frozen=True)
@@ -108,7 +98,7 @@ class CompilingNode:
     """
 
     def __init__(self, slots: int, order: Order) -> None:
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
         self._idle: queue.LifoQueue[_Slot] = queue.LifoQueue()
         shops = [_workshop(self._scratch.path, order, f"slot-{number}.log") for number in range(slots)]
         self._slots = [_Slot(shop) for shop in shops]
@@ -120,7 +110,8 @@ class CompilingNode:
 
     def warm(self, frontend: str, target: Target) -> None:
         """Have what workers need imported while nobody waits for it."""
-        self._slots[0].shop(target).warm(frontend, target)
+        shop = self._slots[0].shop(target)
+        warm(frontend, target, shop.search_path, shop.environ, shop.device_of(target))
 
     def listen(self) -> tuple[Any, ...]:
         """Says that the process is alive."""
@@ -246,7 +237,7 @@ class MeasuringNode:
     """
 
     def __init__(self, device: str, order: Order) -> None:
-        self._scratch = _Scratch()
+        self._scratch = Scratch()
         self._shop = _workshop(self._scratch.path, order, "measuring.log")
         self._device = device
         self._child: Child = self._shop.measurer(device)
@@ -335,55 +326,6 @@ class _Recorder:
         while self._told:
             told.append(self._told.popleft())
         return tuple(told)
-
-
-class _Scratch:
-    """A folder of this process, which is gone soon after the process, however that ends.
-
-    Attributes:
-        path: The folder.
-    """
-
-    def __init__(self) -> None:
-        base = Path(tempfile.gettempdir())
-        _sweep(base)
-        # Nobody sees it, to sweep it away, before it is held.
-        made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=base))
-        self._lock = os.open(made / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.path = base / made.name.removeprefix(".")
-        made.rename(self.path)
-        # Its shell ends at once, so that what is left is no child of this process: those are killed with it.
-        self._janitor = subprocess.Popen(
-            ["/bin/sh", "-c", _JANITOR, str(self.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._janitor.wait()
-
-    def close(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-        if self._janitor.stdin is not None:
-            self._janitor.stdin.close()
-
-
-def _sweep(base: Path) -> None:
-    """Remove the folders of processes that died with their whole machine, or container."""
-    for folder in base.glob(f"{_PREFIX}*"):
-        try:
-            handle = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue  # another user's, or just being removed
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:
-            pass  # it lives
-        finally:
-            os.close(handle)
 
 
 def _workshop(scratch: Path, order: Order, log: str) -> Workshop:
