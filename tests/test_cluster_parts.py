@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import time
 import zipfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tlaot.errors import BuildError
-from tlaot.tune.executors import luggage, scratch
+from tlaot.tune.executors import cluster, luggage, scratch
 from tlaot.tune.executors.crew import Crew, Unit
 from tlaot.tune.executors.luggage import digest_tree, pack_sources
 from tlaot.tune.executors.nodes import Facts, Node, compiles, describe, judge, make_probe, refuse
@@ -281,3 +282,15 @@ def test_processors_are_given_back_and_taken_again(
     assert len(actors) == 7
     crew.remove("b")
     assert crew.slots(everywhere) == 8
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_an_address_at_which_nobody_listens_is_refused_at_once(form: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = form.format(taken.getsockname()[1])
+        with pytest.raises(
+            BuildError, match=rf"no Ray cluster is reached at {address}.*\nStart one \(ray start --head"
+        ):
+            cluster._knock(address)
+    cluster._knock("auto")

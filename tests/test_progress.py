@@ -291,3 +291,14 @@ def test_a_process_with_a_bar_starts_no_other_and_ends(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, terminal.text()
     assert result.stdout.strip() == "children:"
+
+
+def test_what_each_node_has_done_is_said_with_the_line() -> None:
+    said: list[str] = []
+    now = [0.0]
+    with Progress(said.append, None, 4, "llvm", silence=0.05, clock=lambda: now[0], details=lambda: ["a: 1", "b: 2"]):
+        now[0] = 1.0
+        deadline = time.monotonic() + 10
+        while len(said) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert said[:3] == ["tlaot: llvm: 0 of 4 candidates compiled, 0 measured", "tlaot: llvm: a: 1", "tlaot: llvm: b: 2"]

@@ -113,6 +113,7 @@ def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[
         name = settings.executor or spec.executor
         with closing(open_executor(name, settings.devices, journal.say, _packer(spec, source_root))) as executor:
             machine = executor.survey(machine)
+            journal.details = executor.report
             jobs = settings.jobs or executor.jobs(machine)
             shop = Workshop(scratch, search_path, environ, journal.path, jobs, toolchain, spec.devices)
             yield Site(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -20,6 +21,8 @@ __all__ = ["Cluster", "on_node"]
 
 # s for a node to say what it has; the first process there may have to import from a cold disk.
 _PROBE_LIMIT = 120.0
+# s for a cluster's head to take a connection.
+_KNOCK_LIMIT = 15.0
 
 
 class Cluster:
@@ -109,6 +112,7 @@ class Cluster:
         if ray.is_initialized():
             return  # a program's own connection, with a runtime environment of its own
         address = os.environ.get("RAY_ADDRESS", "").strip() or "auto"
+        _knock(address)
         with tempfile.TemporaryDirectory(prefix="tlaot-ray-") as folder:
             archive = Path(folder, "sources.zip")
             sources = pack(archive)
@@ -197,6 +201,21 @@ def _name(node: Mapping[str, Any]) -> str:
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__
+
+
+def _knock(address: str) -> None:
+    """See whether anybody listens at an address: Ray itself tries for minutes.
+
+    Raises:
+        BuildError: Nobody does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # a name that Ray knows
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_LIMIT).close()
+    except OSError as error:
+        raise _unreachable(address, error) from None
 
 
 def _unreachable(address: str, error: BaseException) -> BuildError:

@@ -95,6 +95,9 @@ class Local:
         with open_devices(names, workshop, log) as devices:
             yield devices
 
+    def report(self) -> Sequence[str]:
+        return ()
+
     def close(self) -> None:
         """Nothing is left: pools and devices go with their blocks."""
 

@@ -108,5 +108,8 @@ class Executor(Protocol):
             log: Is told of devices that are left out, and takes what is told while measuring.
         """
 
+    def report(self) -> Sequence[str]:
+        """What each host has done so far, in a line; nothing where there is one host."""
+
     def close(self) -> None:
         """Leave the executor; nothing of it is used any more."""

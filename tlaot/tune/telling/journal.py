@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,12 +32,16 @@ class Journal:
         say: Takes a line for the person who waits; None: lines are shown above a progress bar, and only if there is one.
         begin: A line of the log that says what begins.
         every_result: Say each candidate's result, too.
+
+    Attributes:
+        details: What there is to tell beside how far it is, see :class:`~tlaot.tune.telling.progress.Progress`.
     """
 
     def __init__(
         self, path: Path, say: Callable[[str], None] | None, begin: str = "", every_result: bool = False
     ) -> None:
         self.path = path
+        self.details: Callable[[], Sequence[str]] = tuple
         self._every_result = every_result
         self._say = say
         self._lock = threading.Lock()
@@ -53,7 +57,7 @@ class Journal:
     def show(self, total: int, label: str) -> Iterator[Progress]:
         """Show how far it is while in the block; lines go above the bar, if there is one."""
         say = self._say
-        with Progress(say, sys.stderr, total, label) as progress:
+        with Progress(say, sys.stderr, total, label, details=self.details) as progress:
             self._say = progress.say
             try:
                 yield progress

@@ -9,7 +9,7 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 __all__ = ["Progress"]
@@ -18,6 +18,8 @@ __all__ = ["Progress"]
 _SILENCE = 30.0
 # Seconds between two looks of a bar at the clock.
 _TICK = 1.0
+# Lines below a bar.
+_MOST_ROWS = 10
 
 
 class Progress:
@@ -34,6 +36,8 @@ class Progress:
         label: What is tuned: the target.
         silence: Seconds without a line after which one is said.
         clock: Seconds.
+        details: What else there is to tell, a line each: what every node of a cluster has done. They are said with the line, and
+            stand below a bar that tqdm draws.
     """
 
     def __init__(
@@ -44,7 +48,10 @@ class Progress:
         label: str = "",
         silence: float = _SILENCE,
         clock: Callable[[], float] = time.monotonic,
+        details: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        self._details = details
+        self._rows: list[Any] = []
         self._say, self._clock, self._silence = say, clock, silence
         self._prefix = f"tlaot: {label}" if label else "tlaot"
         self._lock = threading.RLock()
@@ -85,7 +92,7 @@ class Progress:
         """A line for the person who waits, above the bar if there is one."""
         with self._lock:
             self._last_said = self._clock()
-            self._on_bar(lambda bar: bar.clear())
+            self._on_bar(self._clear)
             try:
                 if self._say is not None:
                     self._say(text)
@@ -99,8 +106,8 @@ class Progress:
         """Take the bar away and say nothing more of progress."""
         self._closed.set()
         with self._lock:
-            self._on_bar(lambda bar: bar.close())
-            self._bar = None
+            self._on_bar(lambda bar: [row.close() for row in [*reversed(self._rows), bar]])
+            self._bar, self._rows = None, []
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1)
 
@@ -131,8 +138,10 @@ class Progress:
                     return
                 if self._bar is not None:
                     self._draw()
+                    self._on_bar(self._draw_rows)
                 elif self._clock() - self._last_said >= self._silence:
-                    self.say(self.describe())
+                    for line in [self.describe(), *(f"{self._prefix}: {detail}" for detail in self._details())]:
+                        self.say(line)
 
     def _draw(self) -> None:
         def draw(bar: Any) -> None:
@@ -148,6 +157,24 @@ class Progress:
 
         self._on_bar(draw)
 
+    def _clear(self, bar: Any) -> None:
+        for one in [*self._rows, bar]:
+            one.clear()
+
+    def _draw_rows(self, bar: Any) -> None:
+        """The details below a bar, as far as a screen has room."""
+        if isinstance(bar, _Line):
+            return
+        lines = list(self._details())
+        if len(lines) > _MOST_ROWS:
+            lines[_MOST_ROWS - 1 :] = [f"and {len(lines) - _MOST_ROWS + 1} more"]
+        while len(self._rows) < len(lines):
+            place = len(self._rows) + 1
+            row = type(bar)(file=self._stream, position=place, leave=False, dynamic_ncols=True, bar_format="{desc}")
+            self._rows.append(row)
+        for row, line in zip(self._rows, [*lines, *[""] * len(self._rows)], strict=False):
+            row.set_description_str(f"  {line}" if line else "")
+
     def _on_bar(self, change: Callable[[Any], object]) -> None:
         """Change the bar, if there is one; one that cannot be drawn is given up, and lines take its place."""
         if self._bar is None:
@@ -156,8 +183,9 @@ class Progress:
             change(self._bar)
         except Exception:
             # tqdm closes what is left of it when it is collected, and would fail once more.
-            self._bar.disable = True
-            self._bar = None
+            for one in [*self._rows, self._bar]:
+                one.disable = True
+            self._bar, self._rows = None, []
 
 
 class _Count:
