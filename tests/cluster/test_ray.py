@@ -83,7 +83,9 @@ def _kill_nodes(nodes: Nodes, scene: Scene) -> None:
     driver = start_tuning(scene, nodes)
     began = time.monotonic()
     # While it compiles, and while it measures.
-    moments = sorted([*scene.random.sample(range(2, count - 8), 3), *scene.random.sample(range(count, 2 * count - 16), 2)])
+    moments = sorted(
+        [*scene.random.sample(range(2, count - 8), 3), *scene.random.sample(range(count, 2 * count - 16), 2)]
+    )
     for moment in moments:
         _await(lambda moment=moment: _results(scene) >= moment or driver.poll() is not None)
         assert driver.poll() is None, driver.communicate()[0]
