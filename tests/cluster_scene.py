@@ -43,17 +43,17 @@ class Nodes:
     Args:
         scene: Whose environment the nodes have, its mark with it.
         count: Nodes at the beginning.
-        cpus: That each of them gives away, whatever the machine has.
+        cpus, gpus: That each of them gives away, whatever the machine has.
     """
 
-    def __init__(self, scene: Scene, count: int, cpus: int = 2) -> None:
+    def __init__(self, scene: Scene, count: int, cpus: int = 2, gpus: int = 0) -> None:
         from ray.cluster_utils import Cluster
 
-        self.scene, self._cpus = scene, cpus
+        self.scene, self._gives = scene, {"num_cpus": cpus, "num_gpus": gpus}
         with _environment(scene.environment()):
             self._cluster = Cluster(
                 initialize_head=True,
-                head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": _QUICK},
+                head_node_args={"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_system_config": _QUICK},
             )
         self.address: str = self._cluster.address
         self.living: list[Any] = []
@@ -63,7 +63,7 @@ class Nodes:
     def add(self, **environ: str) -> Any:
         """Start a node, which takes a second or two."""
         with _environment({**self.scene.environment(), **environ}):
-            node = self._cluster.add_node(wait=False, num_cpus=self._cpus)
+            node = self._cluster.add_node(wait=False, **self._gives)
         self.living.append(node)
         return node
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from build_settings import Settings
 
 from tlaot.errors import SpecError
 from tlaot.target import parse_target
@@ -18,6 +19,8 @@ from tlaot.tune.children.child import Child, Failed, serve
 from tlaot.tune.executors.choice import open_executor
 from tlaot.tune.executors.local import LocalDevice, fitting_gpus
 from tlaot.tune.machine import Gpu, Machine
+from tlaot.tune.site import executor_of
+from tlaot.tune.specs.spec import Spec
 from tlaot.tune.specs.spec_head import read_head
 
 HOPPER = parse_target("cuda:sm_90a")
@@ -135,3 +138,11 @@ if __name__ == "__main__":
         return request
 
     serve(answer, sys.argv[1:])
+
+
+def test_what_the_spec_says_is_for_who_tunes_and_not_for_every_build() -> None:
+    spec = Spec(Path("tltune.toml"), "p", (), {}, (), executor="ray")
+    chosen = [executor_of(spec, Settings(lock=lock)) for lock in ("update", "auto", "frozen", "ignore")]
+    assert chosen == ["ray", "local", "local", "local"]
+    assert executor_of(spec, Settings(lock="update", executor="local")) == "local"
+    assert executor_of(spec, Settings(executor="ray")) == "ray"

@@ -28,7 +28,7 @@ from .place import hold_project, sweep, work_folder
 from .specs.spec import Spec
 from .telling.journal import Journal
 
-__all__ = ["Settings", "Site", "equip", "open_site", "warm_up"]
+__all__ = ["Settings", "Site", "equip", "executor_of", "open_site", "warm_up"]
 
 
 class Settings(Protocol):
@@ -110,7 +110,7 @@ def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[
         toolchain = find_toolchain(environ, cuda=False)
         sources = digest_sources(source_root, [name for kernel in spec.kernels for name in modules_of(kernel)])
         folders = (base / "records", base / "store")
-        name = settings.executor or spec.executor
+        name = executor_of(spec, settings)
         with closing(open_executor(name, settings.devices, journal.say, _packer(spec, source_root))) as executor:
             machine = executor.survey(machine)
             journal.details = executor.report
@@ -121,6 +121,12 @@ def open_site(spec: Spec, source_root: Path, settings: Settings, log: Callable[[
             )
     finally:
         sweep(base)  # its own, and what a dying compiler of a build before may have made again
+
+
+def executor_of(spec: Spec, settings: Settings) -> str:
+    """Where the work is done. What the spec says is for who tunes, and not for all who build from the lock that was committed: these
+    may have no cluster."""
+    return settings.executor or (spec.executor if settings.lock == "update" else "local")
 
 
 def _packer(spec: Spec, source_root: Path) -> Callable[[Path], str]:

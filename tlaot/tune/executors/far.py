@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...atomic import write_atomically
-from ...errors import SpecError
+from ...errors import SpecError, TlaotError
 from ...manifest import digest_of
 from ...target import Target
 from ..children.child import Child, Failed, Lost
@@ -274,7 +274,7 @@ class MeasuringNode:
             return Answer(value, told=self._log.drain())
         except OSError as error:  # a full disk, say
             return Answer(error=Lost(Failed("start", str(error))), told=self._log.drain())
-        except (SpecError, Lost, RuntimeError) as error:
+        except (TlaotError, Lost, RuntimeError) as error:
             return Answer(error=_plain(error), told=self._log.drain())
 
     def stop(self) -> None:
@@ -368,6 +368,6 @@ def _try_callables(kernel: KernelSpec, frontend: str, target: Target, shop: Work
 
 def _plain(error: BaseException) -> BaseException:
     """An error that can be sent: without its cause, which may be an object of a library that the driver does not have."""
-    if isinstance(error, (SpecError, Lost)):
+    if isinstance(error, (TlaotError, Lost)):
         return error.with_traceback(None)
     return RuntimeError(f"{type(error).__name__}: {error}")

@@ -76,7 +76,7 @@ HEAD = (
         "string",
         '"local"',
         "where candidates are compiled and measured: `local` by processes of this host, on all GPUs of one model;"
-        " `ray` by the nodes of a Ray cluster",
+        " `ray` by the nodes of a Ray cluster. It is for `tlaot tune` and `lock=update`; another build is local unless it is told otherwise",
         EXECUTORS,
     ),
 )
