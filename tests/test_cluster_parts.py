@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from tlaot.errors import BuildError
-from tlaot.tune.executors import cluster, luggage, scratch
+from tlaot.manifest import digest_of
+from tlaot.tune.children.child import Failed, Lost
+from tlaot.tune.compiling.compile import Built
+from tlaot.tune.executors import cluster, far, luggage, scratch
 from tlaot.tune.executors.crew import Crew, Unit
 from tlaot.tune.executors.luggage import digest_tree, pack_sources
 from tlaot.tune.executors.nodes import Facts, Node, compiles, describe, judge, make_probe, refuse
@@ -294,3 +297,29 @@ def test_an_address_at_which_nobody_listens_is_refused_at_once(form: str) -> Non
         ):
             cluster._knock(address)
     cluster._knock("auto")
+
+
+def test_what_is_said_of_a_child_that_was_taken_away_is_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far, "end_with_parent", lambda: None)  # this process has tests to run
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
+    there = far.MeasuringNode("cpu", far.Order({}))
+    try:
+
+        def screen(child: Any, log: Any) -> Failed:
+            log.say("begun")
+            there.stop()
+            return Failed("time", "the process ended")
+
+        answer = there.run(screen, [], {})
+        assert isinstance(answer.error, Lost) and answer.told == (("say", ("begun",)),)
+        assert there.run(lambda child, log: 3, [], {}).value == 3
+        built = Built(tmp_path, digest_of(b"binary"), (), (), {}, {})
+        assert there.run(lambda child, log, built: 0, [built], {}).missing == (built.digest.sha256,)
+        found = there.run(lambda child, log, built: built.folder, [built], {built.digest.sha256: b"binary"}).value
+        assert (found / "executable.so").read_bytes() == b"binary"
+        assert "arrived as" in str(there.run(lambda child, log: 0, [], {"0" * 64: b"other"}).error)
+    finally:
+        there.close()
+    assert not list(tmp_path.glob("tlaot-node-*"))

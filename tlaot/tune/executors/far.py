@@ -32,7 +32,7 @@ from ..specs.plan import Candidate
 from ..specs.spec import KernelSpec
 from .freight import map_built
 from .luggage import digest_tree
-from .scratch import Scratch
+from .scratch import Scratch, end_with_parent
 
 __all__ = ["Answer", "Compiled", "CompilingNode", "MeasuringNode", "Order"]
 
@@ -98,6 +98,7 @@ class CompilingNode:
     """
 
     def __init__(self, slots: int, order: Order) -> None:
+        end_with_parent()
         self._scratch = Scratch()
         self._idle: queue.LifoQueue[_Slot] = queue.LifoQueue()
         shops = [_workshop(self._scratch.path, order, f"slot-{number}.log") for number in range(slots)]
@@ -237,12 +238,14 @@ class MeasuringNode:
     """
 
     def __init__(self, device: str, order: Order) -> None:
+        end_with_parent()
         self._scratch = Scratch()
         self._shop = _workshop(self._scratch.path, order, "measuring.log")
         self._device = device
         self._child: Child = self._shop.measurer(device)
         self._binaries = self._scratch.path / "binaries"
         self._log = _Recorder()
+        self._stops = 0
 
     def gpu(self) -> Gpu | None:
         """The GPU that this process was given."""
@@ -270,7 +273,10 @@ class MeasuringNode:
             here = map_built(list(arguments), lambda built: self._place(built, missing))
             if missing:
                 return Answer(missing=tuple(sorted(missing)), told=self._log.drain())
+            stops = self._stops
             value = function(self._child, self._log, *here)
+            if stops != self._stops:  # what it says of a child that was taken away is no verdict
+                raise Lost(Failed("start", "it was stopped"))
             return Answer(value, told=self._log.drain())
         except OSError as error:  # a full disk, say
             return Answer(error=Lost(Failed("start", str(error))), told=self._log.drain())
@@ -279,10 +285,12 @@ class MeasuringNode:
 
     def stop(self) -> None:
         """End what the child does, at once."""
+        self._stops += 1
         self._child.kill()
 
     def close(self) -> None:
         """End all processes, and remove the scratch folder."""
+        self._stops += 1
         self._child.refuse()
         self._child.kill()
         close_servers()

@@ -7,9 +7,11 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 from pathlib import Path
 
-__all__ = ["Scratch"]
+__all__ = ["Scratch", "end_with_parent"]
 
 _PREFIX = "tlaot-node-"
 
@@ -19,6 +21,18 @@ _JANITOR = """
 exec 3<&0
 { cat <&3; i=0; until rm -rf -- "$0" 2>/dev/null || [ $i -ge 100 ]; do i=$((i+1)); sleep 0.1; done; sleep 2; rm -rf -- "$0"; } &
 """
+
+
+def end_with_parent() -> None:
+    """Have this process end soon after the one that started it: Ray may leave it running when a node's own process was killed."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="tlaot-parent", daemon=True).start()
 
 
 class Scratch:
