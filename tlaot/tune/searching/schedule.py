@@ -109,6 +109,8 @@ class _Run:
         self._verdicts = Verdicts(self._workloads, self._alike, decided)
         self._open = {workload.path: workload for workload in self._workloads}
         self._asking = [search for _, search in plans]
+        # Searches that wait for results: to ask one takes time, and nothing has changed until it is told something.
+        self._dry: set[int] = set()
         self._passed = {id(search): 0 for search in self._asking}
         self._skipped: dict[str, dict[int, Skipped]] = {}
 
@@ -168,10 +170,13 @@ class _Run:
 
     def _next(self) -> Candidate | None:
         for search in list(self._asking):
+            if id(search) in self._dry:
+                continue
             candidate = search.ask()
             self._note_skipped(search)
             if candidate is not None:
                 return candidate
+            self._dry.add(id(search))
             if search.exhausted:
                 self._asking.remove(search)
         return None
@@ -372,6 +377,7 @@ class _Run:
     def _tell(self, candidate: Candidate, outcome: Timing | Failed) -> None:
         self._stand.progress.measured()
         search = self._search_of[candidate.workload.path]
+        self._dry.discard(id(search))
         (search.remember if self._remembering else search.tell)(candidate, outcome)
         self._close(candidate.workload)
 
