@@ -59,6 +59,17 @@ def add(A, B, k: int = 3):
             B[bx, j] = A[bx, j] + k
 
 
+@tilelang.autotune(configs=[{"width": 2}])
+@tilelang.jit(target="c")
+def tuned(A, B, width: int = 1):
+    M, N = T.const("M, N")
+    A: T.Tensor[[M, N], "float32"]
+    B: T.Tensor[[M, N], "float32"]
+    with T.Kernel(M // width, threads=1) as bx:
+        for i, j in T.grid(width, N):
+            B[bx * width + i, j] = A[bx * width + i, j] + 1.0
+
+
 @tilelang.jit(out_idx=[-1])
 def persistent(N):
     """Asks for the GPU when it is elaborated."""
@@ -77,8 +88,11 @@ RUN = """
 import torch
 import tlaot
 import tilelang.language as T
-from tlpkg.kernels import add, rows, scale
+import tilelang.autotuner.tuner
+from tlpkg.kernels import add, rows, scale, tuned
 
+# On the CPU TileLang's decorator cannot time.
+tilelang.autotuner.tuner.AutoTuner._benchmark_target = lambda *given, **named: (1.0, None)
 x = torch.ones(4, 16)
 before = scale(4)
 assert (before(x) == 2).all()
@@ -99,6 +113,8 @@ with tlaot.capture(FOLDER) as captured:
     add.compile(x, y, k=5)
     (one,) = scale.par_compile([{"M": 4, "dtype": T.float32}])
     one(x)
+    tuned(x, y), tuned(x, y)
+    assert (y == 2).all()
     try:
         before(torch.ones(3, 3))
     except ValueError as error:
@@ -152,7 +168,9 @@ def test_lazy_eager_symbolic_and_tuned(project: Path) -> None:
     assert rows.times == 3 and rows.params[0]["shape"] == ["num_tokens", 16]
     eager = called["add { M = 4, N = 16, k = 5 }"]
     assert eager.times == 1 and eager.eager
-    assert len(called) == 4
+    tuned = called["tuned { M = 4, N = 16, width = 2 }"]
+    assert tuned.times == 2 and tuned.tuned == ("width",)
+    assert len(called) == 5
 
 
 DRY = """

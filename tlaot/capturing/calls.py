@@ -61,12 +61,17 @@ def describe_factory(impl: Any) -> dict[str, Any]:
 
 
 def describe_call(impl: Any, arguments: Mapping[str, Any], config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A call as a line of the journal has it: plain data, and words for what is none."""
-    merged = {**arguments, **{name: value for name, value in (config or {}).items() if name != "pass_configs"}}
+    """A call as a line of the journal has it: plain data, and words for what is none.
+
+    Args:
+        impl: Who was called.
+        arguments: As of :func:`arguments_of`, the config's among them.
+        config: What TileLang's autotuner chose; None where it was not asked.
+    """
     plain: dict[str, Any] = {}
     opaque: dict[str, str] = {}
     symbols: dict[str, str] = {}
-    for name, value in merged.items():
+    for name, value in arguments.items():
         if type(value).__module__.partition(".")[0] == "tvm" and type(value).__name__ in ("Var", "SizeVar"):
             symbols[name] = str(value.name)
             continue
@@ -77,9 +82,9 @@ def describe_call(impl: Any, arguments: Mapping[str, Any], config: Mapping[str, 
     defaults = {
         name: one.default
         for name, one in impl.signature.parameters.items()
-        if one.default is not inspect.Parameter.empty and name in merged
+        if one.default is not inspect.Parameter.empty and name in arguments
     }
-    left = sorted(name for name, default in defaults.items() if name in plain and _same(merged[name], default))
+    left = sorted(name for name, default in defaults.items() if name in plain and _same(arguments[name], default))
     entry: dict[str, Any] = {
         "factory": describe_factory(impl),
         "arguments": plain,
@@ -91,7 +96,7 @@ def describe_call(impl: Any, arguments: Mapping[str, Any], config: Mapping[str, 
     if symbols:
         entry["symbols"] = symbols
     if config is not None:
-        entry["tuned"] = sorted(name for name in config if name != "pass_configs")
+        entry["tuned"] = sorted(config)
     return entry
 
 

@@ -284,7 +284,8 @@ class Hook:
 
     def _register(self, impl: Any, args: Any, kwargs: Any, config: Any, kernel: Any = None) -> Call:
         """The call, which is written when it is new; with what its kernel's parameters are, as soon as there is one."""
-        entry = describe_call(impl, arguments_of(impl, args, kwargs), config)
+        chosen = {name: value for name, value in (config or {}).items() if name != "pass_configs"}
+        entry = describe_call(impl, arguments_of(impl, args, {**kwargs, **chosen}), None if config is None else chosen)
         identity = repr((id(impl), entry["arguments"], entry.get("opaque"), entry.get("symbols")))
         with self._lock:
             call = self._calls.get(identity)
