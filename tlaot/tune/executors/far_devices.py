@@ -10,6 +10,7 @@ from typing import Any
 
 from ..children.child import Failed, Lost
 from ..compiling.compile import EXECUTABLE, Built
+from ..measuring import tasks
 from ..measuring.decide import Log
 from ..specs.plan import Candidate
 from .far import Answer
@@ -32,7 +33,7 @@ class ClusterDevice:
         make: Makes the actor, and says on which node, which may be another one each time, of the same model; None where there is none.
             It is given what takes what the actor's log was told.
         log: The driver's.
-        measured: Called with the node at each answer.
+        measured: Called with the node at each candidate.
     """
 
     def __init__(
@@ -151,7 +152,8 @@ class ClusterDevice:
             self._send(outer, remote, function, bare, builts)
             return
         self._sent.update(builts)
-        self._measured(self.node)
+        if function is tasks.screen and answer.error is None:
+            self._measured(self.node)
         if answer.error is not None:
             outer.set_exception(answer.error)
         else:
