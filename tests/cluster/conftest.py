@@ -35,7 +35,7 @@ def seed() -> int:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    """A cluster of two nodes, for tests that leave it as it is."""
+    """A cluster of two nodes; others take their places in the last test."""
     # Sockets' paths are short, and Ray puts them below the folder for temporary files.
     folder = Path(tempfile.mkdtemp(prefix="tc-", dir="/tmp"))
     cluster = Nodes(Scene(folder / "n", 0), count=2)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 from cluster_scene import Nodes, read_lock, start_tuning
 from conftest import ROOT
@@ -65,18 +63,9 @@ def test_a_driver_that_dies_leaves_nothing_and_the_next_one_goes_on(nodes: Nodes
     nodes.expect_nothing_left()
 
 
-def test_nodes_that_die_cost_nothing(tmp_path: Path, scenes: Scenes) -> None:
-    folder = Path(f"/tmp/tc-{os.getpid()}-k")
-    shutil.rmtree(folder, ignore_errors=True)
-    nodes = Nodes(Scene(folder, 0), count=3)
-    try:
-        _kill_nodes(nodes, scenes("killed"))
-    finally:
-        nodes.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill_nodes(nodes: Nodes, scene: Scene) -> None:
+def test_nodes_that_die_cost_nothing(nodes: Nodes, scenes: Scenes) -> None:
+    scene = scenes("killed")
+    nodes.add()
     count = 48
     # One takes a minute where it is compiled first, and no time elsewhere.
     scene.write([*bystanders(count - 2), {"work": 0}, {"work": 50, "fault": "late"}], profile={"decide-budget": 0.3})

@@ -169,7 +169,7 @@ class Ray:
             self._scanned = math.inf  # until that has ended: a node that says nothing may take its time
             self._hand(self._rescan)
         self._crew.mend()
-        self._crew.rest()
+        self._hand(self._crew.rest)  # which waits for what it closes
 
     def _rescan(self) -> None:
         try:
