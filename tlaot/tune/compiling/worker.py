@@ -181,7 +181,9 @@ def _without_places(lowered: Lowered, search_path: Sequence[str]) -> Lowered:
     def plain(source: str | None) -> str | None:
         for folder in sorted(search_path, key=len, reverse=True):
             if source and os.path.isabs(folder) and os.path.dirname(folder) != folder:
-                source = source.replace(f"{folder.rstrip(os.sep)}{os.sep}", "")
+                prefix = f"{folder.rstrip(os.sep)}{os.sep}"
+                # In text of the generated code TileLang writes a slash as "\\/".
+                source = source.replace(prefix, "").replace(prefix.replace("/", "\\/"), "")
         return source
 
     return replace(lowered, host_source=plain(lowered.host_source), device_source=plain(lowered.device_source))
