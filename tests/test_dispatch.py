@@ -12,7 +12,7 @@ from fixtures_runtime import scalar, tensor, variant
 from tlaot.errors import CallError, DispatchError
 from tlaot.manifest import Param, Variant, digest_of
 from tlaot.runtime.choose import find_notes, pick_variant
-from tlaot.runtime.dispatch import Argument, Place, resolve
+from tlaot.runtime.dispatch import Argument, Place, find_mismatches, resolve
 from tlaot.target import DLPACK_CPU, DLPACK_CUDA
 
 CPU = Place(DLPACK_CPU, cpu_level=3)
@@ -379,3 +379,12 @@ def test_strides_tell_variants_apart() -> None:
     assert pick([padded], [Argument("float32", (4, 8), (16, 1))]) is padded
     single = variant("t", [Param("X", "float32", (1, 8), (8, 1))], [], {})
     assert pick([single], [Argument("float32", (1, 8), (999, 1))]) is single
+
+
+def test_none_is_taken_for_a_tensor_that_the_code_never_looks_at() -> None:
+    params = [tensor("A", 4), tensor("S", "n", optional=True), tensor("B", 4, written=True)]
+    one = variant("k", params, [2], {})
+    given = [Argument("float32", (4,)), Argument("None", None)]
+    assert not list(find_mismatches(one, given, Place(1), {}))
+    (reason,) = find_mismatches(one, [Argument("None", None), Argument("float32", (7,))], Place(1), {})
+    assert reason == ("kind", "argument 0 (A) is None, expected float32[4]")

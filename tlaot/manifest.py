@@ -73,6 +73,7 @@ class Param:
         strides: Strides in elements; None for a compact row-major tensor (or a scalar).
         align: Alignment in bytes that the code assumes of the first element's address.
         written: Whether the kernel writes the tensor.
+        optional: Whether the code never looks at the tensor, so that None may be passed for it.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Param:
     strides: tuple[int | str, ...] | None = None
     align: int = 1
     written: bool = False
+    optional: bool = False
 
 
 @record(frozen=True)
@@ -467,6 +469,8 @@ def param_to_json(param: Param) -> dict[str, Any]:
         "strides": None if param.strides is None else list(param.strides),
         "align": param.align,
         "written": param.written,
+        # Of most there is none, and a package without is as it ever was.
+        **({"optional": True} if param.optional else {}),
     }
 
 
@@ -478,4 +482,5 @@ def param_from_json(body: Mapping[str, Any]) -> Param:
         strides=None if body["strides"] is None else tuple(body["strides"]),
         align=body["align"],
         written=body["written"],
+        optional=body.get("optional", False),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import CallError
 from ..manifest import Param, Variant
 from ..plain import record
-from .dispatch import Argument, Place, given_params
+from .dispatch import NONE, Argument, Place, given_params
 from .framework import Allocate, Framework, Function, Own
 from .frameworks import framework_of
 
@@ -77,7 +77,7 @@ def make_probe(where: str, args: Sequence[Any], strides: bool, dtypes: bool) -> 
         scope[f"type_{name}"] = type(arg)
         checks.append(f"type({name}) is type_{name}")
         parts = list(framework.key(strides, dtypes))
-        if framework.name != "number" and not placed:
+        if framework.name not in ("number", "none") and not placed:
             parts += framework.place
             placed = True
         for part in parts:
@@ -279,7 +279,8 @@ def bind_symbols(variant: Variant, arguments: Sequence[Argument]) -> tuple[dict[
     late: dict[str, int] = {}
     for position, (param, argument) in enumerate(zip(given, arguments, strict=True)):
         if argument.shape is None:
-            late[param.name] = position
+            if argument.dtype != NONE:
+                late[param.name] = position
             continue
         pairs = list(zip(param.shape or (), argument.shape, strict=True))
         if param.strides is not None and argument.strides is not None:

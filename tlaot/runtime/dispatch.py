@@ -13,6 +13,7 @@ from ..target import CPU_LEVELS, DLPACK_CPU, DLPACK_CUDA, Target, read_target
 from .buckets import find_bucket, spell_range
 
 __all__ = [
+    "NONE",
     "Argument",
     "Place",
     "Rejection",
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 Sizes: TypeAlias = tuple[int | str, ...]
+
+# The dtype of an argument that is None.
+NONE = "None"
 
 # Ranges of sizes that a message lists of a variant.
 _MOST_BUCKETS = 4
@@ -74,7 +78,7 @@ class Argument:
     """What dispatch knows of one argument.
 
     Attributes:
-        dtype: DLPack spelling of a tensor's element type; ``"int"``, ``"float"`` or ``"bool"`` for a scalar.
+        dtype: DLPack spelling of a tensor's element type; ``"int"``, ``"float"`` or ``"bool"`` for a scalar; ``"None"`` for None.
         shape: Sizes of a tensor; None for a scalar.
         strides: Strides in elements, where a variant of the kernel asks for them; else None.
     """
@@ -253,6 +257,10 @@ def _memory_mismatches(variant: Variant, place: Place) -> Iterable[tuple[str, st
 
 
 def _argument_mismatches(param: Param, argument: Argument, sizes: dict[str, int]) -> Iterable[tuple[str, str]]:
+    if argument.dtype == NONE:
+        if not param.optional:
+            yield "kind", f"is None, expected {_spell_param(param)}"
+        return
     if param.shape is None:
         if argument.shape is not None:
             yield "kind", f"is a tensor, expected a scalar {param.dtype}"

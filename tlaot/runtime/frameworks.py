@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import CallError
 from ..manifest import Param
 from ..target import DLPACK_CPU, DLPACK_CUDA
-from .dispatch import Argument
+from .dispatch import NONE, Argument
 from .dlpack_arrays import CUPY, DLPACK, JAX, TVM_FFI, refuse_tracer
 from .framework import (
     Allocate,
@@ -43,6 +43,8 @@ def _framework_of(kind: Hashable) -> Framework | None:
     assert isinstance(kind, type)
     if issubclass(kind, (bool, numbers.Real)):
         return _NUMBER
+    if kind is type(None):
+        return _NONE
     refuse_tracer(kind)
     # By the modules that are already imported: never an import of ours.
     for root, attribute, framework in (
@@ -79,6 +81,16 @@ def _describe_number(value: Any, strides: bool) -> tuple[Argument, None]:
 
 
 _NUMBER = Framework("number", lambda strides, dtypes: (), (), _describe_number, no_allocator, unprotected)
+
+
+# None, for a tensor that a kernel never looks at
+
+
+def _describe_none(value: Any, strides: bool) -> tuple[Argument, None]:
+    return Argument(NONE, None), None
+
+
+_NONE = Framework("none", lambda strides, dtypes: (), (), _describe_none, no_allocator, unprotected)
 
 
 # torch

@@ -222,7 +222,9 @@ class CallPath:
         return found, not tell or (way is not None and way.told)
 
     def _tell(self, args: tuple[Any, ...], decision: Decision, way: Way) -> bool:
-        """Have the package's library take such calls from now on; whether it does."""
+        """Have the package's library take such calls from now on; whether it does. It knows nothing of None."""
+        if any(arg is None for arg in args):
+            return False
         direct = self._direct
         if direct is None:
             kind = direct_type(way.path, way.digest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..manifest import Param, Variant
 from .buckets import find_bucket
-from .dispatch import Argument, Place, find_mismatches, given_params
+from .dispatch import NONE, Argument, Place, find_mismatches, given_params
 
 if TYPE_CHECKING:
     from .call import Described
@@ -54,6 +54,8 @@ def find_ranges(
         factory_args: Arguments of the factory that the caller named.
     """
     given = given_params(chosen, len(arguments))
+    if any(argument.dtype == NONE for argument in arguments):
+        return None
     if given is None or not any(isinstance(size, str) for param in given for size in param.shape or ()):
         return None
     if any(param.strides is not None for variant in variants for param in variant.params):

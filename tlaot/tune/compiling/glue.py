@@ -121,7 +121,7 @@ def _tables(lowered: Lowered, symbols: list[str], kernel_name: str) -> list[str]
         ndim = -1 if param.shape is None else len(param.shape)
         rows.append(
             f"  {{{_quote(param.name)}, {shape}, {strides}, {max(param.align, 1)}, {ndim}, {lanes}, {code}, {bits}, "
-            f"{int(param.written)}, {int(param.name in lowered.narrow)}}},"
+            f"{int(param.written)}, {int(param.name in lowered.narrow)}, {int(param.optional)}}},"
         )
     return [*lines, "static const tlaot_param tlaot_params[] = {", *rows, "  {0},", "};"]
 

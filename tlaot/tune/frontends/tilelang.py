@@ -14,7 +14,7 @@ import importlib.metadata
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilelang import tvm
@@ -140,7 +140,7 @@ def _lower_cuda(
     kernels = tuple(_launch_plan(name, f, usages[name]) for name, f in sorted(functions.items()))
     calls = _host_calls(host_ir, {k.name: k for k in kernels})
     aligns, written, narrow = _facts_of_tensors(func, calls, usages)
-    params = usage.params_of(func, aligns, written)
+    params = _optional(func, calls, usage.params_of(func, aligns, written))
     return {
         "entry": _entry_symbol(host_ir),
         "entry_abi": "packed",
@@ -263,6 +263,17 @@ def _facts_of_tensors(
                 if used.narrow[position]:
                     narrow.add(tensor)
     return aligns, written, narrow
+
+
+def _optional(func: tirx.PrimFunc, calls: Sequence[_Call], params: Sequence[Param]) -> tuple[Param, ...]:
+    """The parameters, with those marked that reach no kernel: TileLang's host code takes None for them."""
+    used = {tensor for call in calls for tensor in call.tensors}
+    return tuple(
+        replace(param, optional=True)
+        if var in func.buffer_map and str(func.buffer_map[var].data.name) not in used
+        else param
+        for var, param in zip(func.params, params, strict=True)
+    )
 
 
 def _symbolic_of(func: tirx.PrimFunc, params: Sequence[Param], pointers: set[str]) -> frozenset[str]:

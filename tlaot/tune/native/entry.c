@@ -188,6 +188,10 @@ static int check_arguments(const tlaot_plan *plan, const TVMFFIAny *args, int32_
       if (check_scalar(plan, i, &args[i])) return -1;
       continue;
     }
+    if (type == kTVMFFINone && param->optional) {
+      strides += param->ndim;
+      continue;
+    }
     const DLTensor *tensor = args[i].v_ptr;
     if (type == kTVMFFITensor) tensor = (const DLTensor *)((const char *)args[i].v_ptr + sizeof(TVMFFIObject));
     if ((type != kTVMFFITensor && type != kTVMFFIDLTensorPtr) || tensor == NULL)

@@ -32,6 +32,7 @@ typedef struct {
   uint8_t bits;
   bool written;
   bool narrow; /* the code addresses its elements with 32 bits */
+  bool optional; /* the code never looks at it: None may be passed */
 } tlaot_param;
 
 typedef struct {
