@@ -406,6 +406,14 @@ def test_a_size_that_some_launches_do_not_tell(project: Path, record: Run, capfd
     assert "rows: num_tokens was 7 in every launch" in said and "no launch told it" not in said
 
 
+def test_what_looks_tuned_and_callers_decide(project: Path, record: Run) -> None:
+    """A name like a tunable's, of which nobody knows values to try: a workload's, as it was called."""
+    record("persistent(64, 132)(Array(64))")
+    assert main(["capture", "--from", "recording"]) == 0
+    text = (project / "tltune.toml").read_text()
+    assert "shapes = [{ hidden = 64, num_persistent_blocks = 132 }]\n" in text and "space" not in text
+
+
 def test_objects_are_spelled_and_shown_by_their_fields(
     project: Path, record: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ..draft.found import Argument
 from ..draft.found import Factory as Source
-from ..draft.spec_text import draft_entries, draft_spec, name_kernels
+from ..draft.spec_text import draft_entries, draft_spec, name_kernels, suggest_values
 from ..errors import SpecError
 from .proposal import Addition
 from .recording import Factory
@@ -18,7 +19,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["put_in", "start_spec"]
+__all__ = ["as_called", "put_in", "start_spec"]
+
+
+def as_called(source: Source) -> Source:
+    """A factory without tunables of which nobody knows values to try (``num_persistent_blocks``): what callers give is the workload's."""
+    arguments = tuple(
+        replace(one, tunable=one.tunable and (one.has_default or bool(suggest_values(one)))) for one in source.arguments
+    )
+    return replace(source, arguments=arguments)
 
 
 def start_spec(additions: Iterable[Addition], sources: Mapping[str, Source], package: str, target: str | None) -> str:

@@ -155,7 +155,7 @@ def _record(words: Sequence[str], folder: Path, options: argparse.Namespace) -> 
 def _write(recording: Recording, folder: Path, recordings: Sequence[Path], options: argparse.Namespace) -> int:
     from ..atomic import write_atomically
     from ..capturing.proposal import Limits, propose
-    from ..capturing.writing import put_in, start_spec
+    from ..capturing.writing import as_called, put_in, start_spec
     from ..draft.project import look_at_project
     from ..tune.specs.spec_file import SPEC_NAME, find_spec
 
@@ -165,7 +165,7 @@ def _write(recording: Recording, folder: Path, recordings: Sequence[Path], optio
     before = "" if spec is None else spec.read_text(encoding="utf-8")
     body = _parse(before, spec)
     project = look_at_project(folder, options.package or body.get("tlaot", {}).get("package"))
-    sources = {factory.spelled: factory for factory in project.factories}
+    sources = {factory.spelled: as_called(factory) for factory in project.factories}
     text = before
     limits = Limits(options.min_count, options.cover)
     packages = _packages(project)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .found import Argument, Factory
 
-__all__ = ["FILL_IN", "Gap", "draft_entries", "draft_spec", "left_to_fill_in", "name_kernels"]
+__all__ = ["FILL_IN", "Gap", "draft_entries", "draft_spec", "left_to_fill_in", "name_kernels", "suggest_values"]
 
 FILL_IN = "FILL IN"
 
@@ -151,7 +151,7 @@ def _configs(factory: Factory, tuned: Sequence[Argument]) -> Iterator[str]:
     if not tuned:
         return
     free = [argument for argument in tuned if not argument.has_default]
-    space = {argument.name: _suggest(argument) for argument in tuned}
+    space = {argument.name: suggest_values(argument) for argument in tuned}
     if free:
         shown = {name: values for name, values in space.items() if name in {argument.name for argument in free}}
         unknown = [name for name, values in shown.items() if not values]
@@ -167,7 +167,7 @@ def _configs(factory: Factory, tuned: Sequence[Argument]) -> Iterator[str]:
         yield f"# space = {_inline(known)}  # suggested: without it the factory's defaults ship"
 
 
-def _suggest(argument: Argument) -> list[Any]:
+def suggest_values(argument: Argument) -> list[Any]:
     """Values to try: around the default, or those that are usual."""
     name, default = argument.name.lower(), argument.default
     if isinstance(default, bool):
