@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -27,7 +28,7 @@ __all__ = ["PackagedFactory"]
 _MOST_CALLS = 4096
 
 # Types that a cache of C tells apart by themselves; of others, a tuple say, (1, 2) == (True, 2).
-_FLAT = (bool, int, float, str, type(None))
+_FLAT = frozenset([bool, int, float, str, type(None)])
 _NESTED = object()
 
 
@@ -67,6 +68,7 @@ class PackagedFactory:
         self._runtime: tuple[str, ...] | None = None  # until the kernels are looked for
         self._kernels: dict[Any, Any] = {}
         self._keys: dict[Any, Any] = {}
+        self._flat = True  # until a call has a tuple or a dataclass among its arguments
         self._known = functools.lru_cache(_MOST_CALLS, typed=True)(self._find_flat)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,12 +82,16 @@ class PackagedFactory:
         if self._runtime != ():  # an eager one, or nobody knows yet
             return self._call_eager(args, kwargs)
         try:
+            if not self._flat:
+                return self._find_nested(args, kwargs)
             found = self._known(*args, **kwargs)
-        except (
-            TypeError
-        ):  # an argument that cannot be a key of a dict, a list say; or one that is wrong, which is said there
+        except TypeError:
+            # An argument that cannot be a key of a dict, a list say; or one that is wrong, which is said there.
             return self._find(self._bind(args, kwargs))
-        return found if found is not _NESTED else self._find_nested(args, kwargs)
+        if found is not _NESTED:
+            return found
+        self._flat = False  # as the next calls will not be
+        return self._find_nested(args, kwargs)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """The packaged kernel of this key, of an eager function too; it compiles nothing.
@@ -221,7 +227,7 @@ class PackagedFactory:
         return kernel(*(given[name] for name in runtime if name in given))
 
     def _find_flat(self, *args: Any, **kwargs: Any) -> Any:
-        if all(isinstance(x, (*_FLAT, Enum)) or _is_dtype(x) for x in (*args, *kwargs.values())):
+        if all(type(x) in _FLAT or isinstance(x, Enum) or _is_dtype(x) for x in (*args, *kwargs.values())):
             return self._find(self._bind(args, kwargs))
         return _NESTED
 
@@ -329,15 +335,26 @@ def _is_dtype(value: Any) -> bool:
 
 def _typed(value: Any) -> Any:
     """A value that equals another only where all that is in it is of the same types."""
-    kind = type(value)
+    kind: Hashable = type(value)
     if kind in _FLAT:
         return kind, value
     if isinstance(value, tuple):
-        return kind, *map(_typed, value)
-    fields = getattr(kind, "__dataclass_fields__", None)
-    if fields is not None:
-        return kind, *(_typed(getattr(value, name)) for name in fields)
-    return kind, value
+        parts: tuple[Any, ...] = tuple(value)
+    else:
+        get = _parts_of(kind)
+        if get is None:
+            return kind, value
+        parts = get(value)
+    return kind, *map(type, parts), *[part if type(part) in _FLAT else _typed(part) for part in parts]
+
+
+@functools.cache
+def _parts_of(kind: Hashable) -> Callable[[Any], tuple[Any, ...]] | None:
+    """What gives the fields of a dataclass; None for other types."""
+    names = tuple(getattr(kind, "__dataclass_fields__", ()))
+    if not names:
+        return None
+    return operator.attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
 
 
 def _named(module: str, name: str) -> Any:
