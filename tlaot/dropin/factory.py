@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from ..errors import CallError, DispatchError, LoadError, TlaotError
 from ..keys import bind_call, encode
@@ -335,13 +335,13 @@ def _is_dtype(value: Any) -> bool:
 
 def _typed(value: Any) -> Any:
     """A value that equals another only where all that is in it is of the same types."""
-    kind: Hashable = type(value)
+    kind = type(value)
     if kind in _FLAT:
         return kind, value
     if isinstance(value, tuple):
         parts: tuple[Any, ...] = tuple(value)
     else:
-        get = _parts_of(kind)
+        get = _parts_of(cast(Hashable, kind))
         if get is None:
             return kind, value
         parts = get(value)
