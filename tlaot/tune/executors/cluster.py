@@ -67,14 +67,18 @@ class Cluster:
                 'See the lines above; a node needs "tlaot[tvm,ray]" or "tlaot[tilelang,ray]", the same as here.',
             )
 
-    def look_again(self) -> tuple[list[Node], list[Node]]:
-        """Look which nodes have gone, and which have joined."""
+    def find_gone(self) -> list[Node]:
+        """Look which nodes have gone."""
         alive = self.alive()
         gone = [node for id, node in self.nodes.items() if id not in alive]
         self.nodes = {id: node for id, node in self.nodes.items() if id in alive}
+        return gone
+
+    def find_joined(self) -> list[Node]:
+        """Look which nodes have joined; asks each, and waits for it."""
         joined = self._scan(strict=False)
         self.nodes = {**self.nodes, **{node.id: node for node in joined}}
-        return gone, joined
+        return joined
 
     def alive(self) -> set[str]:
         """Ray's names of the nodes that live, as far as it knows."""
@@ -173,7 +177,9 @@ class Cluster:
         asked = {id: task.options(**options, scheduling_strategy=on_node(id)).remote().future() for id in nodes}
         deadline = time.monotonic() + _PROBE_LIMIT
         while not self._closing and time.monotonic() < deadline and wait(asked.values(), timeout=0.5).not_done:
-            pass
+            alive = self.alive()  # what is asked of a node that died meanwhile may never fail
+            if all(future.done() or id not in alive for id, future in asked.items()):
+                break
         answers: dict[str, Any] = {}
         for id, future in asked.items():
             if not future.done():

@@ -173,12 +173,13 @@ class Ray:
 
     def _rescan(self) -> None:
         try:
-            gone, joined = self._cluster.look_again()
+            for node in self._cluster.find_gone():
+                self._say(f"tlaot: ray: {node.facts.host} is gone; what it did is done elsewhere")
+                self._crew.remove(node.id)
+                self._watch.lose(node.id, "its node is gone")  # Ray may leave calls of it open
+            joined = self._cluster.find_joined()
         finally:
             self._scanned = time.monotonic()
-        for node in gone:
-            self._say(f"tlaot: ray: {node.facts.host} is gone; what it did is done elsewhere")
-            self._crew.remove(node.id)
         for node in joined:
             self._say(f"tlaot: ray: {node.facts.host} has joined: {node.cpus} CPUs, {node.model}")
         self._crew.add(node for node in joined if node.cpus)
@@ -213,7 +214,7 @@ class Ray:
             max_restarts=0,
             scheduling_strategy=on_node(unit.node.id),
         )
-        remote = self._remote(actor.remote(unit.slots, self._order), lambda told: None)
+        remote = self._remote(actor.remote(unit.slots, self._order), lambda told: None, unit.node)
         remote.up.add_done_callback(lambda up: self._warm_up(remote, up))
         return remote
 
@@ -265,7 +266,7 @@ class Ray:
                 max_restarts=0,
                 scheduling_strategy=on_node(at.id),
             )
-            return self._remote(actor.remote("cpu" if gpu is None else "cuda:0", self._order), told), at
+            return self._remote(actor.remote("cpu" if gpu is None else "cuda:0", self._order), told, at), at
 
         return ClusterDevice(name, apart, make, log, self._count_measured)
 
@@ -342,9 +343,9 @@ class Ray:
 
     # -- both
 
-    def _remote(self, actor: Any, told: Callable[[Any], None]) -> Remote:
+    def _remote(self, actor: Any, told: Callable[[Any], None], node: Node) -> Remote:
         remote = Remote(actor, self._hands, told)
-        self._watch.add(remote)
+        self._watch.add(remote, node.id)
         return remote
 
     def _warm_up(self, remote: Remote, up: Future[None]) -> None:

@@ -141,15 +141,22 @@ class Watch:
     def __init__(self, due: Callable[[], None]) -> None:
         self._due = due
         self._guard = threading.Lock()
-        self._remotes: list[Remote] = []
+        self._remotes: list[tuple[Remote, str]] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tlaot-watch", daemon=True)
         self._thread.start()
 
-    def add(self, remote: Remote) -> None:
+    def add(self, remote: Remote, node: str) -> None:
         with self._guard:
-            self._remotes.append(remote)
+            self._remotes.append((remote, node))
         remote.look()
+
+    def lose(self, node: str, why: str) -> None:
+        """Take all that is on a node for lost."""
+        with self._guard:
+            there = [remote for remote, own in self._remotes if own == node]
+        for remote in there:
+            remote.lose(why)
 
     def close(self) -> None:
         self._closed.set()
@@ -158,8 +165,8 @@ class Watch:
     def _run(self) -> None:
         while not self._closed.wait(PERIOD):
             with self._guard:
-                self._remotes = [remote for remote in self._remotes if not remote.lost]
-                remotes = list(self._remotes)
+                self._remotes = [(remote, node) for remote, node in self._remotes if not remote.lost]
+                remotes = [remote for remote, _ in self._remotes]
             for remote in remotes:
                 remote.look()
             self._due()
