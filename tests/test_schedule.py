@@ -140,6 +140,7 @@ def tune(tmp_path: Path) -> Callable[..., tuple[dict[str, Tuned], Play]]:
         devices: int = 1,
         configs: Any = CONFIGS,
         budget: Budget = Budget(),  # noqa: B008 - frozen
+        wrap: Callable[[PlayedDevice], Any] = lambda device: device,
         **play: Any,
     ) -> tuple[dict[str, Tuned], Play]:
         stage = Play(tmp_path, **{key: value for key, value in play.items() if key != "stand"})
@@ -151,7 +152,7 @@ def tune(tmp_path: Path) -> Callable[..., tuple[dict[str, Tuned], Play]]:
         journal = Journal(tmp_path / "autotuner.log", lambda text: None)
         stand = Stand(
             pool=stage,
-            devices=[PlayedDevice(stage, f"played:{number}") for number in range(devices)],
+            devices=[wrap(PlayedDevice(stage, f"played:{number}")) for number in range(devices)],
             journal=journal,
             progress=Progress(lambda text: None, None),
             overlap=overlap,
@@ -166,6 +167,8 @@ def tune(tmp_path: Path) -> Callable[..., tuple[dict[str, Tuned], Play]]:
             raise
         finally:
             stage.threads.shutdown()
+            for device in stand.devices:
+                device.thread.shutdown()  # type: ignore[attr-defined]
         return found, stage
 
     return run
@@ -276,6 +279,46 @@ def test_a_tuning_that_was_stopped_goes_on_where_it_was(tune: Any, seed: int) ->
     # The one that was under way when it stopped is the only one to be screened twice.
     assert len(play.screened) == len(SHAPES) * len(CONFIGS) - (stop_at - 1)
     assert [tuned.decision.winner_index for tuned in found.values()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("stage", ["compile", "measure"])
+def test_what_fails_because_its_tuning_was_stopped_is_no_finding(tune: Any, stage: str) -> None:
+    """A pool that is closed, and a device that is killed, give up what they were at, in words that a candidate's own failure may have."""
+    stopped = threading.Event()
+
+    def give_up(candidate: Candidate) -> Any:
+        if candidate.workload.shape == SHAPES[0] and candidate.index == 0:
+            return candidate.label if stage == "compile" else 1.0
+        stopped.wait(10)
+        return Failed("link", "ld failed: no such file")
+
+    class Stopping:
+        """Devices that are told to stop."""
+
+        def __init__(self, device: PlayedDevice) -> None:
+            self.device = device
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.device, name)
+
+        def kill(self) -> None:
+            stopped.set()
+            self.device.kill()
+
+    count = itertools.count(1)
+
+    def interrupt(candidate: Candidate, built: Built) -> None:
+        # Eight are compiled ahead: the twelfth is after four devices have taken one each.
+        if next(count) == (1 if stage == "compile" else 12):
+            raise KeyboardInterrupt
+
+    play = {"compile": give_up} if stage == "compile" else {"measure": give_up}
+    with pytest.raises(KeyboardInterrupt):
+        tune(wrap=Stopping, devices=4, stand={"on_built": interrupt}, **play)
+    found, again = tune()
+    assert [tuned.decision.winner_index for tuned in found.values()] == [0, 0, 0]
+    assert not [o for tuned in found.values() for o in tuned.outcomes if isinstance(o, Failed)]
+    assert len(again.decided) == len(SHAPES)
 
 
 def test_what_on_built_raises_ends_the_tuning_at_once(tune: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tlaot.manifest import digest_of
 from tlaot.target import parse_target
-from tlaot.tune.children.child import Failed
+from tlaot.tune.children.child import STOPPED, Failed
 from tlaot.tune.compiling.compile import Built
 from tlaot.tune.locks.record import candidate_keys
 from tlaot.tune.measuring.timing import Timing
@@ -105,6 +105,7 @@ def test_a_damaged_binary_counts_as_none_and_is_replaced(tmp_path: Path, damage:
         Failed("start", "the process ended (exit code 1)"),
         Failed("prepare", "the reference raised"),
         Failed("check", "crashed with SIGKILL"),
+        Failed("link", STOPPED),
         Failed("time", "RuntimeError: CUDA out of memory"),
     ],
 )

@@ -38,7 +38,7 @@ def find_library(cache: Path) -> str:
         pass
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle()
+    script: str = vl_convert.javascript_bundle(None)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, script.encode())

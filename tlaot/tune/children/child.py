@@ -26,10 +26,13 @@ from ...runtime import load as runtime_load
 from .forkserver import BOOT, CannotStart, ForkServer
 from .processes import Process, Spawned, die_with_parent, kill_trees, spawn
 
-__all__ = ["ATTEMPTS", "Child", "Failed", "Lost", "Rejected", "one_line", "serve", "stop_all"]
+__all__ = ["ATTEMPTS", "STOPPED", "Child", "Failed", "Lost", "Rejected", "one_line", "serve", "stop_all"]
 
 # How often work is given out in all whose process was killed from outside; after that it may be what kills it.
 ATTEMPTS = 3
+
+# Why what was at work has no result when its tuning ends early.
+STOPPED = "it was stopped"
 
 # What others end processes with; a crash of its own has other signals.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
@@ -134,7 +137,7 @@ class Child:
 
     def _ask(self, message: bytes, timeout: float) -> dict[str, Any] | Failed:
         if self._stopped:
-            return Failed("start", "it was stopped before it began")
+            return Failed("start", f"{STOPPED} before it began")
         if self._process is None:
             try:
                 self._start()
@@ -255,7 +258,7 @@ class Child:
         orphaned = process is not None and process.lost
         self.kill()
         if self._stopped:
-            return Failed(stage, "it was stopped")
+            return Failed(stage, STOPPED)
         self.lost = orphaned or code in _FROM_OUTSIDE
         if code is not None and code < 0:
             what = f"crashed with {signal.Signals(-code).name}"

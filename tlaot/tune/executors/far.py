@@ -22,7 +22,7 @@ from ...atomic import write_atomically
 from ...errors import SpecError, TlaotError
 from ...manifest import digest_of
 from ...target import Target
-from ..children.child import Child, Failed, Lost
+from ..children.child import STOPPED, Child, Failed, Lost
 from ..children.forkserver import close_servers
 from ..compiling.compile import EXECUTABLE, Built, CompilePool, Workshop, expand_kernel, warm
 from ..compiling.toolchain import find_toolchain
@@ -130,7 +130,7 @@ class CompilingNode:
         try:
             with self._guard:
                 if job in self._stopped:
-                    return Compiled(Failed("start", "it was stopped before it began"))
+                    return Compiled(Failed("start", f"{STOPPED} before it began"))
                 slot.job = job
             unfit = self._check(frontend, candidate, slot)
             if unfit is not None:
@@ -203,7 +203,7 @@ class _Slot:
         try:
             return future.result()
         except CancelledError:
-            return Failed("start", "it was stopped before it began")
+            return Failed("start", f"{STOPPED} before it began")
 
     def stop(self, job: int) -> None:
         with self._guard:
@@ -276,7 +276,7 @@ class MeasuringNode:
             stops = self._stops
             value = function(self._child, self._log, *here)
             if stops != self._stops:  # what it says of a child that was taken away is no verdict
-                raise Lost(Failed("start", "it was stopped"))
+                raise Lost(Failed("start", STOPPED))
             return Answer(value, told=self._log.drain())
         except OSError as error:  # a full disk, say
             return Answer(error=Lost(Failed("start", str(error))), told=self._log.drain())

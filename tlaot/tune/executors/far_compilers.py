@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import BuildError
 from ...manifest import digest_of
-from ..children.child import Failed
+from ..children.child import STOPPED, Failed
 from ..compiling.compile import EXECUTABLE, Built, Workshop
 from ..specs.plan import Candidate
 from .crew import Crew, Unit
@@ -148,11 +148,11 @@ class ClusterPool:
                 item.done = True
         for item in waiting:
             if not item.future.cancel():
-                item.future.set_result(Failed("start", "it was stopped before it began"))
+                item.future.set_result(Failed("start", f"{STOPPED} before it began"))
         for item in running:
             for attempt in item.attempts:
                 attempt.remote.call("stop", attempt.job)
-            item.future.set_result(Failed("start", "it was stopped"))
+            item.future.set_result(Failed("start", STOPPED))
 
     def __enter__(self) -> ClusterPool:
         return self

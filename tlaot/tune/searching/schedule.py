@@ -90,8 +90,7 @@ def tune_workloads(
     try:
         run.go()
     except BaseException:
-        for device in stand.devices:  # or a kernel that nobody wants any more would be waited for
-            device.kill()
+        run.abandon()
         raise
 
 
@@ -117,7 +116,7 @@ class _Run:
         self._events = stand.events()
         self._waiting = Waiting({workload.path: place for place, workload in enumerate(self._workloads)})
         self._compiling = self._screening = self._waking = self._deciding = 0
-        self._remembering = False
+        self._remembering = self._abandoned = False
         self._devices = list(stand.devices)
         self._idle = list(range(len(self._devices)))
         self._gone = 0
@@ -146,6 +145,12 @@ class _Run:
                 if not (self._waking and self._all_told):
                     raise AssertionError("a search waits for results, and nothing is being tried")
             self._events.get()()
+
+    def abandon(self) -> None:
+        """End what the devices do; what fails from now on does so because it is ended, as the pool's work will be, and is no finding."""
+        self._abandoned = True
+        for device in self._stand.devices:  # or a kernel that nobody wants any more would be waited for
+            device.kill()
 
     @property
     def _all_told(self) -> bool:
@@ -243,7 +248,7 @@ class _Run:
     def _keep_built(self, candidate: Candidate, done: Future[Built | Failed]) -> None:
         outcome = done.result()
         if isinstance(outcome, Failed):
-            self._stand.store.keep_measurement(candidate, outcome)
+            self._keep_measurement(candidate, outcome)
         elif candidate.binary not in self._made:
             self._made[candidate.binary] = self._stand.store.keep_built(candidate, outcome)
 
@@ -338,7 +343,11 @@ class _Run:
 
     def _keep_screened(self, candidate: Candidate, done: Future[Timing | Failed]) -> None:
         if done.exception() is None:
-            self._stand.store.keep_measurement(candidate, done.result())
+            self._keep_measurement(candidate, done.result())
+
+    def _keep_measurement(self, candidate: Candidate, outcome: Timing | Failed) -> None:
+        if not (self._abandoned and isinstance(outcome, Failed)):
+            self._stand.store.keep_measurement(candidate, outcome)
 
     def _screened(self, number: int, candidate: Candidate, built: Built, done: Future[Timing | Failed]) -> None:
         self._screening -= 1

@@ -23,7 +23,7 @@ from typing import Any
 from ...atomic import dump_json
 from ...errors import PackageError
 from ...manifest import FileDigest, digest_of, param_from_json, param_to_json
-from ..children.child import Failed
+from ..children.child import STOPPED, Failed
 from ..compiling.compile import EXECUTABLE, Built
 from ..compiling.toolchain import KILLED
 from ..measuring.timing import Timing
@@ -35,7 +35,7 @@ _MEASUREMENTS = "measurements.jsonl"
 _BUILT = "built.json"
 # Failures that say nothing of the candidate: the next tuning tries it again.
 _PASSING_STAGES = ("start", "prepare")
-_PASSING_REASONS = ("SIGKILL", "SIGTERM", "SIGINT", *KILLED, "out of memory", "No space left", "MemoryError")
+_PASSING_REASONS = (STOPPED, "SIGKILL", "SIGTERM", "SIGINT", *KILLED, "out of memory", "No space left", "MemoryError")
 
 
 @dataclass(frozen=True)
