@@ -126,9 +126,12 @@ def test_memory_that_is_no_array(tmp_path: Path) -> None:
     for x in (memoryview(a), bytearray(128), bytes(128), array.array("f", [1] * 32), (ctypes.c_float * 32)()):
         with pytest.raises(CallError, match=r"is neither a tensor .* nor a number\nPass numpy\.asarray\(x\)"):
             k(x, a)
-    for nothing in ([[1.0] * 8] * 4, (1.0,), "a", None):
+    for nothing in ([[1.0] * 8] * 4, (1.0,), "a"):
         with pytest.raises(CallError, match=r"nor a number\nPass tensors"):
             k(nothing, a)
+    # Which some kernels take for a tensor that they never look at.
+    with pytest.raises(DispatchError, match=r"argument 0 \(A\) is None, expected float32\[4, 8\]"):
+        k(None, a)
 
 
 def test_read_only_numpy_arrays_that_a_kernel_writes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 # A C compiler that goes wrong at the invocations whose numbers FAULTY_CC lists, each followed by what it does there:
 # " 3:hang 7:crash ". Nothing but builtins until it is the real one, which FAULTY_REAL_CC names.
 case " $* " in
+*" direct.c "*) ;; # what every kernel needs, and no candidate
 *" -c "* | *" -shared "*)
     number=0
     set -C

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Callable
 from pathlib import Path
 
 from ..atomic import write_atomically
@@ -38,7 +39,8 @@ def find_library(cache: Path) -> str:
         pass
     import vl_convert
 
-    script: str = vl_convert.javascript_bundle(None)
+    bundle: Callable[..., str] = vl_convert.javascript_bundle  # its annotations know no default of its first argument
+    script = bundle()
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, script.encode())

@@ -21,7 +21,7 @@ from ..manifest import DIRECT_TYPE, FileDigest, Param, Variant, verify_file
 from .binary import loading
 from .call import Described, bind_strides, bind_symbols
 from .dispatch import given_params
-from .framework import compact_strides, static_strides
+from .framework import compact_strides, imported, static_strides
 from .frameworks import framework_of
 from .numpy_arrays import numpy_dtype
 from .region import Range
@@ -175,7 +175,7 @@ class Direct:
         if not exchange:
             return None
         if not self._knows_torch:
-            torch = sys.modules["torch"]
+            torch = imported("torch")
             plain = torch.empty(0)
             self.call.use_torch(torch._C.is_grad_enabled, torch.Tensor.is_neg, plain.is_neg)
             self._knows_torch = True
@@ -241,7 +241,7 @@ def _maker(param: Param, call: Described, shape: tuple[int, ...] | None) -> tupl
     """What makes an output beside a call's first tensor; ``shape`` where it is known. None: what the library cannot do."""
     name = "" if call.framework is None else call.framework.name
     if name == "torch":
-        torch = sys.modules["torch"]
+        torch = imported("torch")
         dtype = getattr(torch, param.dtype, None)
         if dtype is None or (param.strides is not None and shape is None):
             return None
@@ -254,7 +254,7 @@ def _maker(param: Param, call: Described, shape: tuple[int, ...] | None) -> tupl
         dtype = numpy_dtype(param, call.like)
         if dtype.kind not in "iufcb" or param.strides is not None or param.align > 16:
             return None
-        return sys.modules["numpy"].empty, None if shape is None else (shape, dtype), dtype, None
+        return imported("numpy").empty, None if shape is None else (shape, dtype), dtype, None
     return None
 
 

@@ -11,7 +11,7 @@ from ..manifest import Param
 from ..target import DLPACK_CPU
 from .capsule import export
 from .dispatch import Argument
-from .framework import Allocate, Device, Framework, Function, Own, Part, no_allocator, unprotected
+from .framework import Allocate, Device, Framework, Function, Own, Part, imported, no_allocator, unprotected
 from .numpy_arrays import allocate_numpy, spell_dtype
 
 __all__ = ["CUPY", "DLPACK", "JAX", "TVM_FFI", "refuse_tracer"]
@@ -113,7 +113,7 @@ DLPACK = Framework("dlpack", _dlpack_key, (), _describe_dlpack, _allocator, _pro
 
 
 def _cupy_allocator(param: Param, like: Any, sizes: tuple[int, ...]) -> Allocate:
-    cupy = sys.modules["cupy"]
+    cupy = imported("cupy")
     dtype = getattr(cupy, param.dtype, None)
     if dtype is None or param.strides is not None:
         return no_allocator(param, like, sizes)
@@ -130,7 +130,7 @@ def _protect_cupy(function: Function, own: Sequence[Own]) -> Function:
     """Run on CuPy's current stream of the arrays' device, as on torch's for torch's tensors."""
     import tvm_ffi
 
-    cuda = sys.modules["cupy"].cuda
+    cuda = imported("cupy").cuda
     ordinal = int(own[0][2].__dlpack_device__()[1])
     device, use_stream = tvm_ffi.device(f"cuda:{ordinal}"), tvm_ffi.use_raw_stream
 
@@ -183,7 +183,7 @@ def _jax_allocator(param: Param, like: Any, sizes: tuple[int, ...]) -> Allocate:
 
 
 def _finish_jax(out: Any) -> Any:
-    made = sys.modules["jax"].device_put(out)
+    made = imported("jax").device_put(out)
     if made.dtype != out.dtype:
         raise CallError("output", f"JAX has {out.dtype} only with jax_enable_x64", "Enable it, or pass numpy's arrays.")
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "Function",
     "Part",
     "compact_strides",
+    "imported",
     "no_allocator",
     "static_strides",
     "unprotected",
@@ -33,6 +35,18 @@ Function = Callable[..., Any]
 Part = str | Callable[[Any], Hashable]
 # An argument of a call: its position among the kernel's parameters, the parameter, the argument.
 Own = tuple[int, Param, Any]
+
+
+_imported: dict[str, Any] = {}
+
+
+def imported(name: str) -> Any:
+    """A module that the caller of a kernel has imported; a process that is ending knows those no more that it is asked for, while destructors still call."""
+    found = sys.modules.get(name)
+    if found is None:
+        return _imported[name]
+    _imported[name] = found
+    return found
 
 
 @record(frozen=True)

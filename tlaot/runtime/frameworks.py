@@ -24,6 +24,7 @@ from .framework import (
     Own,
     Part,
     compact_strides,
+    imported,
     no_allocator,
     static_strides,
     unprotected,
@@ -106,7 +107,7 @@ def _torch_key(strides: bool, dtypes: bool) -> tuple[Part, ...]:
 
 def _describe_torch(x: Any, strides: bool) -> tuple[Argument, Device]:
     device_type = {"cpu": DLPACK_CPU, "cuda": DLPACK_CUDA}.get(x.device.type)
-    torch = sys.modules["torch"]
+    torch = imported("torch")
     if device_type is None or x.layout is not torch.strided:
         raise CallError("tensor", f"is a {x.layout} tensor on {x.device}", "Pass a dense tensor on cpu or cuda.")
     if x.is_neg() or x.is_conj():
@@ -126,7 +127,7 @@ def _describe_torch(x: Any, strides: bool) -> tuple[Argument, Device]:
 
 
 def _torch_allocator(param: Param, like: Any, sizes: tuple[int, ...]) -> Allocate:
-    torch = sys.modules["torch"]
+    torch = imported("torch")
     dtype = getattr(torch, param.dtype, None)
     if dtype is None:
         raise CallError(f"output {param.name}", f"torch has no dtype {param.dtype}", "Pass the outputs too.")
@@ -142,7 +143,7 @@ def _protect_torch(function: Function, own: Sequence[Own]) -> Function:
     wanting = [param.name for _, param, x in own if x.requires_grad]
     if not wanting:
         return function
-    is_grad_enabled = sys.modules["torch"].is_grad_enabled
+    is_grad_enabled = imported("torch").is_grad_enabled
 
     def without_gradient(*args: Any) -> None:
         if is_grad_enabled():

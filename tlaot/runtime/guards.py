@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import CallError
 from ..manifest import Param, Variant
 from .dispatch import copies, differs
-from .framework import MISALIGNED, Function
+from .framework import MISALIGNED, Function, imported
 from .frameworks import framework_of
 from .saying import warn_once
 from .seen import note
@@ -127,18 +127,18 @@ def _needed(params: Sequence[Param], args: Sequence[Any]) -> dict[int, tuple[_Me
 
 
 def _copy_torch(x: Any, align: int) -> Any:
-    torch: Any = sys.modules["torch"]
+    torch: Any = imported("torch")
     with torch.no_grad():
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _put_back_torch(x: Any, copy: Any) -> None:
-    with sys.modules["torch"].no_grad():
+    with imported("torch").no_grad():
         x.copy_(copy)
 
 
 def _copy_numpy(x: Any, align: int) -> Any:
-    numpy: Any = sys.modules["numpy"]
+    numpy: Any = imported("numpy")
     span = sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) + x.itemsize
     block = numpy.empty(span + align, numpy.uint8)
     copy = numpy.ndarray(x.shape, x.dtype, block, -block.ctypes.data % align, x.strides)
@@ -147,7 +147,7 @@ def _copy_numpy(x: Any, align: int) -> Any:
 
 
 def _copy_cupy(x: Any, align: int) -> Any:
-    cupy: Any = sys.modules["cupy"]
+    cupy: Any = imported("cupy")
     with x.device:
         copy = cupy.ndarray(x.shape, x.dtype, strides=x.strides)
         copy[...] = x

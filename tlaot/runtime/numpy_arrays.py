@@ -11,7 +11,7 @@ from ..manifest import Param
 from ..target import DLPACK_CPU
 from .capsule import export, export_as
 from .dispatch import Argument
-from .framework import Allocate, Device, Framework, Part, compact_strides, static_strides, unprotected
+from .framework import Allocate, Device, Framework, Part, compact_strides, imported, static_strides, unprotected
 
 __all__ = ["NUMPY", "allocate_numpy", "numpy_dtype", "spell_dtype"]
 
@@ -21,12 +21,24 @@ _SUB_BYTE = frozenset(
 )
 
 
+# Names of dtypes that were asked for: numpy imports something for each, which takes its time and which a process that is ending refuses.
+_spelled: dict[Any, str] = {}
+_MOST_SPELLED = 64
+
+
 def spell_dtype(dtype: Any) -> str:
     """DLPack's name of numpy's dtype; what no kernel takes gets a name that is no dtype's."""
-    name = str(dtype.name)
-    if name in _SUB_BYTE:
-        return f"{name} of a byte each"
-    return name if dtype.isnative else f"{name} of foreign byte order"
+    found = _spelled.get(dtype)
+    if found is None:
+        name = str(dtype.name)
+        if name in _SUB_BYTE:
+            found = f"{name} of a byte each"
+        else:
+            found = name if dtype.isnative else f"{name} of foreign byte order"
+        if len(_spelled) >= _MOST_SPELLED:  # there is no end of record dtypes
+            _spelled.clear()
+        _spelled[dtype] = found
+    return found
 
 
 def _key(strides: bool, dtypes: bool) -> tuple[Part, ...]:
@@ -47,7 +59,7 @@ def _allocator(param: Param, like: Any, sizes: tuple[int, ...]) -> Allocate:
 
 def numpy_dtype(param: Param, like: Any) -> Any:
     """numpy's dtype for an output beside an array; raises CallError where it has none."""
-    return like.dtype if like.dtype.name == param.dtype else _numpy_dtype(param)
+    return like.dtype if spell_dtype(like.dtype) == param.dtype else _numpy_dtype(param)
 
 
 def allocate_numpy(param: Param, sizes: tuple[int, ...], dtype: Any, align: int) -> Allocate:
@@ -62,7 +74,7 @@ def allocate_numpy(param: Param, sizes: tuple[int, ...], dtype: Any, align: int)
     Raises:
         CallError: numpy has no such dtype, or strides are not known.
     """
-    numpy = sys.modules["numpy"]
+    numpy = imported("numpy")
     dtype = _numpy_dtype(param) if dtype is None else dtype
     align = max(align, param.align)
     if align <= 16 and param.strides is None:
@@ -85,7 +97,7 @@ def _span(sizes: Sequence[int], steps: Sequence[int]) -> int:
 
 
 def _numpy_dtype(param: Param) -> Any:
-    numpy = sys.modules["numpy"]
+    numpy = imported("numpy")
     if param.dtype in _SUB_BYTE:
         raise CallError(
             f"output {param.name}",
@@ -111,7 +123,7 @@ def _lend(param: Param, x: Any) -> Any:
 
     numpy's own export refuses read-only arrays and ml_dtypes' element types.
     """
-    numpy = sys.modules["numpy"]
+    numpy = imported("numpy")
     if not x.flags.writeable and param.written:
         raise CallError(f"argument {param.name}", "is read-only, and the kernel writes it", "Pass a writable array.")
     # 2: a dtype that another package registered, here ml_dtypes.

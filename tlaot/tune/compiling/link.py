@@ -20,7 +20,7 @@ from ...manifest import DIRECT, DIRECT_TYPE
 from ...target import Target
 from ..frontends.lowered import Lowered
 from .glue import plan_source
-from .toolchain import KILLED, HostCompiler, Toolchain, run_tool
+from .toolchain import HostCompiler, Toolchain, run_tool
 
 __all__ = ["EXECUTABLE", "audit_executable", "link_direct", "link_executable"]
 
@@ -29,8 +29,8 @@ NATIVE = Path(__file__).parents[1] / "native"
 
 _TIMEOUT = 300.0
 
-# How it reads that somebody killed a tool, or what it had started, and how often that may happen.
-_KILLED, _MOST_KILLED = (*KILLED, "exit status -9", "exit status -15"), 10
+# How it reads that a signal ended a tool, or what it had started, and how often that may happen.
+_KILLED, _MOST_KILLED = ("signal terminated program", "exit status -"), 10
 _COMMON = ("-fPIC", "-fvisibility=hidden", "-fno-ident", "-ffunction-sections", "-fdata-sections")
 # -Os: a page less in each binary, and a call's time is the driver's and the argument checks' memory accesses all the same.
 _FIXED = ("-std=gnu11", "-Os", "-Wall", "-Wextra", "-fno-asynchronous-unwind-tables")
@@ -118,7 +118,7 @@ def link_direct(scratch: Path, host: HostCompiler) -> bytes:
     """``direct.so``, which takes calls from Python into a package's binaries.
 
     It is for every kernel, target and version of Python; of Python's symbols it uses the stable ABI's, which are there where Python runs.
-    No worker makes it, and no candidate: a compiler that is killed is run again, since everything that was tuned would be lost with it.
+    No worker makes it, and no candidate: a compiler that a signal ends is run again, since everything that was tuned would be lost with it.
 
     Raises:
         BuildError: It does not compile.
