@@ -118,7 +118,8 @@ def tune(project: str, spec: str) -> dict[str, Any]:
 def retime(project: str, kernel: str, sizes: Sequence[int], rounds: int, cpu: bool) -> list[dict[str, Any]]:
     """At each size the time of each config that is near the best, and the config that dispatch takes."""
     from tlaot.manifest import FileDigest, read_manifest
-    from tlaot.runtime.load import load_function, open_manifest
+    from tlaot.runtime.binary import load_function
+    from tlaot.runtime.load import open_manifest
 
     output = Path(project) / "out" / "_tlaot"
     packaged = open_manifest(read_manifest(output / "manifest.json"), output)[kernel]

@@ -13,7 +13,7 @@ from fixtures_runtime import FLOAT32, both_ways, compile_kernel, scalar, tensor,
 
 from tlaot.errors import CallError, DispatchError, PackageError
 from tlaot.manifest import Kernel, Manifest, Param, Variant
-from tlaot.runtime.load import Kernel as LoadedKernel
+from tlaot.runtime.kernel import Kernel as LoadedKernel
 from tlaot.runtime.load import open_manifest
 
 np = pytest.importorskip("numpy")

@@ -25,7 +25,8 @@ from tlaot.manifest import digest_of
 from tlaot.runtime import direct as direct_module
 from tlaot.runtime import path as path_module
 from tlaot.runtime import seen
-from tlaot.runtime.load import Kernel, Kernels
+from tlaot.runtime.kernel import Kernel
+from tlaot.runtime.load import Kernels
 
 torch = pytest.importorskip("torch")
 pytestmark = [

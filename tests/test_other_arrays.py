@@ -17,7 +17,7 @@ from test_call import Foreign, kernel
 from tlaot.errors import CallError, DispatchError
 from tlaot.manifest import Param
 from tlaot.runtime.dlpack_arrays import CUPY
-from tlaot.runtime.load import Kernel
+from tlaot.runtime.kernel import Kernel
 
 np = pytest.importorskip("numpy")
 

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from build_settings import Settings
 from fixtures_runtime import compile_kernel, scalar, tensor
 
 import tlaot
@@ -719,7 +720,7 @@ out-idx = [-1]
 profile = {{ warmup = 1, rep = 5, timeout = 30, compile-timeout = 60, decide-budget = 0.2, quiet-timeout = 0 }}
 """
     )
-    settings = SimpleNamespace(tune="on", targets=None, jobs=1, keep=True, lock="auto")
+    settings = Settings(jobs=1, keep=True)
     output = tmp_path / "out" / "_tlaot"
     build_package(tmp_path / "tltune.toml", tmp_path, output, settings, lambda line: None)
     (folder,) = {path.parent for path in output.rglob("variant.json")}

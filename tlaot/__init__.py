@@ -37,7 +37,8 @@ if TYPE_CHECKING:
         TuningError,
     )
     from .runtime.coverage import Coverage, Seen, coverage
-    from .runtime.load import Kernel, Kernels, load
+    from .runtime.kernel import Kernel
+    from .runtime.load import Kernels, load
     from .runtime.miss import Miss
     from .runtime.preload import Preloaded
     from .target import Target, parse_target
@@ -104,7 +105,8 @@ _HOMES = {
     ".runtime.coverage": ("Coverage", "Seen", "coverage"),
     ".runtime.miss": ("Miss",),
     ".runtime.preload": ("Preloaded",),
-    ".runtime.load": ("Kernel", "Kernels", "load"),
+    ".runtime.kernel": ("Kernel",),
+    ".runtime.load": ("Kernels", "load"),
     ".target": ("Target", "parse_target"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from build_settings import Settings
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -50,7 +50,7 @@ def matmul(tmp_path_factory: pytest.TempPathFactory) -> Any:
     project = tmp_path_factory.mktemp("project")
     major, minor = torch.cuda.get_device_capability()
     (project / "tltune.toml").write_text(SPEC.format(target=f"cuda:sm_{major}{minor}{'a' if major >= 9 else ''}"))
-    settings = SimpleNamespace(tune="on", targets=None, jobs=None, keep=False, lock="ignore")
+    settings = Settings(jobs=None, lock="ignore")
     output = project / "out" / "_tlaot"
     build_package(project / "tltune.toml", Path(ROOT), output, settings, print)
     return open_manifest(read_manifest(output / "manifest.json"), output).matmul

@@ -12,8 +12,9 @@ from typing import Any
 from ..atomic import write_atomically
 from ..errors import DispatchError, LoadError, PackageError
 from ..manifest import FileDigest, Param, Variant
+from ..runtime.binary import EXECUTABLE
 from ..runtime.call import Described
-from ..runtime.load import EXECUTABLE, Kernel
+from ..runtime.kernel import Kernel
 from ..target import Target, read_target
 from ..tune.shipping.package import Packed, write_packed
 from ..tune.specs.supply import Supply

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ..errors import LoadError, PackageError
 from ..manifest import Param, Variant, place_of, verify_file
-from ..runtime.load import Kernel
+from ..runtime.kernel import Kernel
 
 __all__ = ["JITKernel"]
 

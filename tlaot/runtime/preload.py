@@ -22,7 +22,8 @@ from .direct import direct_type
 from .dispatch import Place, refuse_place, spell_workload, target_of
 
 if TYPE_CHECKING:
-    from .load import Kernel, Kernels
+    from .kernel import Kernel
+    from .load import Kernels
 
 __all__ = ["Loaded", "Only", "Preloaded", "preload"]
 

@@ -12,7 +12,8 @@ import torch
 from ..errors import CallError, LoadError, PackageError, did_you_mean
 from ..manifest import Variant
 from ..runtime import load as loading
-from ..runtime.load import Kernel, Kernels
+from ..runtime.kernel import Kernel
+from ..runtime.load import Kernels
 from ..runtime.places import Folders
 from .fake import make_fake
 from .schema import Form, Operator, describe_operator

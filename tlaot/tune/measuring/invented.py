@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...manifest import FileDigest, Param, param_from_json
-from ...runtime.load import load_function
+from ...runtime.binary import load_function
 from ..children.callables import call_with_known, resolve
 from ..specs.supply import Supply, kind_of, supply_from_json
 from .arrays import Arrays, NumpyArrays, TorchArrays, numpy_hands_over

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...manifest import FileDigest
-from ...runtime.load import load_function
+from ...runtime.binary import load_function
 from ..children.callables import raised
 from ..children.child import one_line, serve
 from ..specs.spec import Profile

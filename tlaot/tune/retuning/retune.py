@@ -17,7 +17,8 @@ from typing import Any
 from ...errors import CallError, DispatchError, LoadError, SpecError
 from ...manifest import Param, Variant, param_to_json
 from ...runtime.dispatch import Argument, Place
-from ...runtime.load import Kernel, Kernels
+from ...runtime.kernel import Kernel
+from ...runtime.load import Kernels
 from ...runtime.overlay import workload_key
 from ...spelling import spell_items
 from ...target import read_target
