@@ -42,8 +42,6 @@ CHANGES = (
         "from tilelang.backend.target import determine_target",
     ),
 )
-# Their code has the path of TileLang's header in it, by T.device_assert, unless assertions are left out.
-ASSERTING = ("aux_fi", "group_count", "inplace_unique_group_indices", "per_block_cast_lossless", "top2_sum_gate")
 
 # A pytest plugin: of each test function so many cases, evenly spread; no benchmarks.
 SAMPLE = """
@@ -102,8 +100,6 @@ def as_it_is(found: Mapping[str, Any]) -> str:
             "check = false",
             f"shapes = [{', '.join(map(spell_key, [shapes] if isinstance(shapes, dict) else shapes))}]",
         ]
-        if any(name in kernel["name"] for name in ASSERTING):
-            lines.append('pass-configs = { "tl.device_compile_flags" = ["-DNDEBUG"] }')
         parts.append("\n".join([*lines, ""]))
     return "\n".join(parts)
 

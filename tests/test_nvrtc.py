@@ -6,6 +6,7 @@ import faulthandler
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from tlaot.errors import BuildError, SpecError
-from tlaot.target import Target, parse_target
+from tlaot.target import Target, parse_target, read_target
 from tlaot.tune.compiling import nvrtc
 from tlaot.tune.compiling.nvcc import compile_cuda, preload_cuda  # noqa: F401
 from tlaot.tune.compiling.precompiled import Claim, Headers
@@ -233,6 +234,37 @@ def test_same_source_same_bytes_in_any_folder_and_process(tmp_path: Path, compil
     assert there == {"data": here.data.hex(), "maker": f"nvrtc {compiler.version}", "headers": []}
     assert str(tmp_path).encode() not in here.data
     assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_90a", "cuda:compute_80"])
+@pytest.mark.parametrize("maker", ["nvrtc", "nvcc"])
+def test_assertions_name_files_as_they_are_included(
+    tmp_path: Path, compiler: CudaCompiler, nvcc: CudaCompiler, maker: str, target: str
+) -> None:
+    """The same bytes, wherever the headers lie; and what is no file's name stays."""
+    made = []
+    for name in ("here", "much_longer"):
+        folder = tmp_path / name / "include"
+        (folder / "parts").mkdir(parents=True)
+        (folder / "parts" / "guard.h").write_text(
+            "#pragma once\n#ifndef __CUDACC_RTC__\n#include <cassert>\n#include <cstdio>\n#endif\n"
+            'inline __device__ void guard(bool holds) { if (!holds) printf("/no/file and /a %s", __FILE__); assert(holds); }\n'
+        )
+        source = SOURCE.replace("#include <cuda_fp16.h>", "#include <cuda_fp16.h>\n#include <parts/guard.h>")
+        source = source.replace("if (i < n)", "guard(n > 7);\n  if (i < n)")
+        used = compiler if maker == "nvrtc" else nvcc
+        made.append(
+            compile_cuda(source, read_target(target), (f"-I{folder}/parts/..",), tmp_path / "scratch", 120, used)
+        )
+    assert all(one.maker == f"{maker} {compiler.version}" for one in made)
+    assert made[0].data == made[1].data
+    text = made[0].data
+    if target == "cuda:compute_80":  # of PTX the bytes are written as numbers
+        text = b"\0".join(
+            bytes(int(number) for number in match.split(",")) for match in re.findall(r"\{([\d, ]+)\}", text.decode())
+        )
+    assert b"\0parts/guard.h\0" in text and b"/parts/guard.h" not in text and str(tmp_path).encode() not in text
+    assert b"/no/file and /a %s" in text
 
 
 def test_what_nvrtc_refuses_goes_to_nvcc(tmp_path: Path, compiler: CudaCompiler) -> None:

@@ -14,6 +14,7 @@ from ...image import read_image
 from ...target import Target
 from ..children.processes import fork_quietly
 from . import nvrtc
+from .file_names import find_file_names, include_folders, rename_in_ptx, renaming_flags
 from .precompiled import Headers
 from .toolchain import CudaCompiler, find_nvcc, run_tool
 
@@ -145,14 +146,18 @@ def compile_cuda(
     with tempfile.TemporaryDirectory(prefix="nvcc-", dir=scratch) as folder:
         job = _Job(source, target, flags, compiler, Path(folder), deadline, where)
         made = _run_nvrtc(job, headers) if compiler.nvrtc else None
-        data, log, maker = made or _run_nvcc(job)
+        if made is None:
+            made = _run_nvcc(job)
+            if names := find_file_names(made[0]):
+                made = _run_nvcc(job, renaming_flags(names, include_folders(flags)))
+        data, log, maker = made
     built = read_image(data, where)
     if not built.is_for(target.arch):
         raise BuildError(where, f"nvcc compiled for {built.arch}, expected {target.arch}", "Remove -arch flags.")
     return DeviceCode(data, *_resource_usage(log), log, f"{maker} {compiler.version}")
 
 
-def _run_nvcc(job: _Job) -> tuple[bytes, str, str]:
+def _run_nvcc(job: _Job, more: Sequence[str] = ()) -> tuple[bytes, str, str]:
     def run(*arguments: str) -> str:
         return job.run([job.compiler.nvcc, *arguments])
 
@@ -166,13 +171,14 @@ def _run_nvcc(job: _Job) -> tuple[bytes, str, str]:
         "-o",
         "kernel.cubin",
     ]
-    front = ["-O3", *host, *job.compiler.flags, *job.flags, "device_kernel.cu"]
+    front = ["-O3", *host, *job.compiler.flags, *job.flags, *more, "device_kernel.cu"]
     job.write("device_kernel.cu", job.source)
     if not job.target.is_virtual:
         log = run(*assemble, *front)
         return (job.work / "kernel.cubin").read_bytes(), log, "nvcc"
     log = run("-ptx", "-gencode", f"arch=compute_{number},code=compute_{number}", "-o", "raw.ptx", *front)
-    ptx = _without_comments((job.work / "raw.ptx").read_text(encoding="utf-8"))
+    ptx = (job.work / "raw.ptx").read_text(encoding="utf-8")
+    ptx = _without_comments(rename_in_ptx(ptx, include_folders(front)))
     job.write("kernel.ptx", ptx)
     log += run(*assemble, *host, "kernel.ptx")
     return ptx.encode(), log, "nvcc"
@@ -187,7 +193,7 @@ def _run_nvrtc(job: _Job, headers: Headers | None) -> tuple[bytes, str, str] | N
     ptx, log = nvrtc.compile_to_ptx(job.source, job.target.sm, front, compiler.nvrtc, compiler.version, headers)
     if ptx is None:
         return None
-    ptx = nvrtc.drop_unused_constants(ptx)
+    ptx = rename_in_ptx(nvrtc.drop_unused_constants(ptx), include_folders(front))
     if job.target.is_virtual:
         ptx = _without_comments(ptx)
     job.write("device_kernel.ptx", ptx)
