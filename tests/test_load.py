@@ -135,11 +135,14 @@ def test_sources_that_hide_the_installed_package(tmp_path: Path, monkeypatch: py
     (info / "top_level.txt").write_text("pk_hidden\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.syspath_prepend(str(tmp_path / "sources"))
+    with pytest.raises(PackageError, match="Build it where its tltune.toml is"):
+        tlaot.load("pk_hidden")  # an editable install, of which pip notes no more
+    (tmp_path / "site" / "pk_hidden" / "_tlaot").mkdir(parents=True)
+    (tmp_path / "site" / "pk_hidden" / "_tlaot" / "manifest.json").write_text("{}")
     with pytest.raises(PackageError) as caught:
         tlaot.load("pk_hidden")
-    assert (
-        caught.value.remedy.startswith("Run it from another folder") and str(tmp_path / "site") in caught.value.remedy
-    )
+    assert f"in place of the package in {tmp_path / 'site' / 'pk_hidden'}" in caught.value.remedy
+    assert "run it from another folder" in caught.value.remedy
 
 
 def test_a_package_in_a_zip_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

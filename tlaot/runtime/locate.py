@@ -105,10 +105,12 @@ def explain_absence(package: str, folders: list[Path]) -> tuple[str, str]:
             "An editable install packages no kernels: in its source folder run `pip wheel . -w dist`, "
             "and install the wheel."
         )
-    if home is not None and not any(home in folder.resolve().parents for folder in folders):
+    other = None if home is None else home.joinpath(*package.split("."))
+    if other is not None and (other / FOLDER / MANIFEST_NAME).is_file():
         # Python looks into the current folder first, and there are the sources.
         return what, (
-            f"Run it from another folder: Python imports the package from here, not the one that is installed in {home}."
+            f"Python imports these sources in place of the package in {other}, which has kernels: run it from another "
+            "folder, without the sources in PYTHONPATH."
         )
     return what, (
         "Build it where its tltune.toml is, `pip wheel . -w dist`, and install that wheel "
