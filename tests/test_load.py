@@ -135,7 +135,7 @@ def test_sources_that_hide_the_installed_package(tmp_path: Path, monkeypatch: py
     (info / "top_level.txt").write_text("pk_hidden\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.syspath_prepend(str(tmp_path / "sources"))
-    with pytest.raises(PackageError, match="Build it where its tltune.toml is"):
+    with pytest.raises(PackageError, match=r"Build it where its tltune\.toml is"):
         tlaot.load("pk_hidden")  # an editable install, of which pip notes no more
     (tmp_path / "site" / "pk_hidden" / "_tlaot").mkdir(parents=True)
     (tmp_path / "site" / "pk_hidden" / "_tlaot" / "manifest.json").write_text("{}")
