@@ -92,7 +92,7 @@ def landscape(work: Work) -> Plot | None:
             "@y": "config" if named else "rank",
             "@ytype": "nominal" if named else "quantitative",
             "@names": " · ".join(names) if named else "rank",
-            "@axis": {"labelLimit": 220, "titleLimit": 420} if named else {"tickMinStep": 1},
+            "@axis": {"labelLimit": 220, "titleLimit": 420, "titlePadding": 10} if named else {"tickMinStep": 1},
             "@title": title,
             "@reference": reference,
             "@roles": (roles := [role for role in ROLES if any(value["role"] == role for value in values)]),
