@@ -12,6 +12,7 @@ from pathlib import Path
 import locks
 import pytest
 from chromium import BROWSER, Browser, Tab, open_browser
+from conftest import ROOT
 from test_report import dynamic_entry, lock, package
 
 from tlaot.cli import main
@@ -105,6 +106,16 @@ def test_everything_is_drawn(page: Path, look: Open, width: int, dark: bool) -> 
         for name in ("body", "#roofline", "#sizes", "#w0", "#w1", "#w2"):
             tab.run(f"document.querySelector({name!r}).scrollIntoView({{behavior: 'instant'}})")
             tab.shoot(Path(folder, f"{'dark' if dark else 'light'}-{width}-{name.strip('#')}.png"))
+
+
+def test_the_table_of_a_real_lock_is_seen_whole(
+    look: Open, library_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample's, with configs of five names and notes, on a laptop's screen: no column waits to be found by scrolling."""
+    monkeypatch.setenv("TLAOT_CACHE_DIR", str(library_cache))
+    assert main(["report", str(ROOT / "tltune.lock"), "-o", str(tmp_path / "report.html")]) == 0
+    box = "document.querySelector('.scroll')"
+    assert look(tmp_path / "report.html", 1366).run(f"return {box}.scrollWidth <= {box}.clientWidth")
 
 
 def test_sorting(page: Path, look: Open) -> None:
