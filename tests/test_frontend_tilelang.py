@@ -313,6 +313,11 @@ def test_cpu_matmul(lower: Callable[..., Lowered], toolchain: Toolchain, tmp_pat
     np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
 
 
+def test_tiles_of_a_gpu_are_named_where_a_processor_has_none(lower: Callable[..., Lowered]) -> None:
+    with pytest.raises(ValueError, match=r"no fragments and no shared memory: use T\.alloc_local.*\(TileLang: .+\)"):
+        lower("matmul", "c:x86-64-v2", {"M": 64, "N": 64, "K": 64})
+
+
 def test_cpu_refuses_a_scalar_that_c_lacks(lower: Callable[..., Lowered]) -> None:
     with pytest.raises(ValueError, match="scalar h is float16"):
         lower("scalars", "c")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -335,8 +336,17 @@ def _lower_cpu(
     func: tirx.PrimFunc, context: BackendContext, options: Mapping[str, Any], compile_flags: tuple[str, ...]
 ) -> dict[str, Any]:
     with tvm.transform.PassContext(opt_level=3, config=dict(options)), context.target:
-        _, device_ir, *_ = _lowering.lower_to_host_device_ir(func, context)
-        source = _lowering.device_codegen_without_compile(device_ir, context).inspect_source()
+        try:
+            _, device_ir, *_ = _lowering.lower_to_host_device_ir(func, context)
+            source = _lowering.device_codegen_without_compile(device_ir, context).inspect_source()
+        except Exception as error:
+            if re.search(r'scope="(?:local\.fragment|shared)', func.script()):
+                said = str(error).strip().partition("\n")[0]
+                raise ValueError(
+                    "a processor has no fragments and no shared memory: use T.alloc_local in place of T.alloc_fragment and "
+                    f"T.alloc_shared, T.grid in place of T.Parallel (TileLang: {said})"
+                ) from error
+            raise
     functions = list(device_ir.functions.values())
     if len(functions) != 1:
         raise ValueError(f"the c target packages kernels of one generated function, got {len(functions)}")
