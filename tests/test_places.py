@@ -21,7 +21,8 @@ import tlaot
 from tlaot.cli import main
 from tlaot.errors import DispatchError, LoadError, PackageError
 from tlaot.manifest import FOLDER, Kernel, Manifest, Variant, dumps, loads
-from tlaot.runtime import companions, device, load, notes, places
+from tlaot.runtime import companions, device, notes, places
+from tlaot.runtime.call import describe
 
 np = pytest.importorskip("numpy")
 
@@ -130,7 +131,7 @@ def test_a_missing_companion_is_named(site: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(DispatchError, match="none is packaged"):
         call(kernels.mul)
 
-    described = load.describe("pl_miss.mul", [np.zeros((4, 8), "f4")] * 2, False)
+    described = describe("pl_miss.mul", [np.zeros((4, 8), "f4")] * 2, False)
     on_device = dataclasses.replace(described, device=(2, 0))
     for kernel in (kernels.mul, kernels.add):
         with pytest.raises(DispatchError, match=r"pip install pl-miss-cuda-sm-90a==1\.2$"):
