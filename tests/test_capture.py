@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from standin_tilelang import write_standin
 
-from tlaot.capturing.recording import Recording, read_recording
+from tlaot.capturing.recording import Called, Launch, Recording, read_recording
 from tlaot.capturing.watch import child_environment
+from tlaot.capturing.words import hints_of
 from tlaot.capturing.workloads import Workload, choose, dynamic_sizes
 from tlaot.cli import main
 from tlaot.errors import SpecError
@@ -254,6 +255,20 @@ PROGRAM = HEAD + textwrap.dedent("""
         tuned(size)(Array(size, size))
     odd(4, hook=lambda: 1)(Array(4))
 """)
+
+
+@pytest.mark.parametrize("outputs", [(), (0,)])
+def test_scalars_need_inputs(outputs: tuple[int, ...]) -> None:
+    """Which the table says, unless the spec has some; outputs that callers leave out do not count."""
+    tensors = [{"name": name, "dtype": "float32", "shape": [4]} for name in ("out", "x")]
+    params = (*tensors, {"name": "f", "dtype": "float32"})
+    tensor = {"dtype": "float32", "shape": [4]}
+    arguments = ({"scalar": "float"},) if outputs else (tensor, {"scalar": "float"})
+    called = Called(None, {}, params=params, outputs=outputs, launches=(Launch((tensor, *arguments), 3),))
+    (hint,) = hints_of("k", [called], [], [], has_inputs=False)
+    assert hint.startswith("k: its kernel takes the scalar f,") and 'inputs = "module:function"' in hint
+    assert list(hints_of("k", [called], [], [], has_inputs=True)) == []
+
 
 SPEC = """\
 # A comment that stays.

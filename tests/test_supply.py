@@ -180,7 +180,7 @@ def test_what_cannot_be_generated_is_told_before_anything_is_measured() -> None:
     validate_supply((A, C), (1,), "k")
     with pytest.raises(ValueError, match=r"auto-generated scalar inputs.*scalar input parameter 's'") as error:
         validate_supply((A, S, C), (2,), "gemm")
-    assert "'gemm'" in str(error.value) and "set_autotune_inputs" in str(error.value)
+    assert str(error.value).startswith("gemm: ") and "set_autotune_inputs" in str(error.value)
     with pytest.raises(ValueError, match=r"static shape, but got m.*dynamic symbolic shape"):
         validate_supply((A, C), (), "k")
     for dtype in ("int4", "uint2", "float6_e2m3fn", "complex64", "handle"):

@@ -136,7 +136,7 @@ def _check_supply(candidate: Candidate, built: Built) -> None:
     """Raise at the first candidate that compiled, and not for each at last, that inputs must be given."""
     kernel = candidate.workload.kernel
     if kernel.inputs is None and kernel.inputs_file is None:
-        validate_supply(built.params, built.out_idx, kernel.name, supply_from_json(kernel.supply))
+        validate_supply(built.params, built.out_idx, f"kernel {kernel.name!r}", supply_from_json(kernel.supply))
 
 
 def _raise_what_all_share(workload: Workload, outcomes: Sequence[Outcome]) -> None:

@@ -185,7 +185,7 @@ def _propose_one(
             wanted.append(workload)
     if common:
         made.common[name] = common
-    made.hints += hints_of(name, usable, workloads, chosen)
+    made.hints += hints_of(name, usable, workloads, chosen, any("inputs" in entry for _, entry in entries))
     if wanted:
         made.additions += _additions(factory, wanted, entries)
 

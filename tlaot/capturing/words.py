@@ -62,8 +62,9 @@ def _short(value: Any) -> str:
 
 
 def hints_of(
-    where: str, calls: Sequence[Called], workloads: Sequence[Workload], chosen: Sequence[Workload]
+    where: str, calls: Sequence[Called], workloads: Sequence[Workload], chosen: Sequence[Workload], has_inputs: bool
 ) -> Iterator[str]:
+    """What the author of an entry should know of what was recorded; ``has_inputs``: it says what it is tuned with."""
     seen: dict[str, set[int]] = {}
     for workload in chosen:
         for name, counter in workload.sizes.items():
@@ -89,8 +90,26 @@ def hints_of(
         if _OF_DEVICE.fullmatch(name):
             numbers = ", ".join(map(str, sorted(own)))
             yield f"{where}: {name} = {numbers} is of the GPU that was recorded on: another model needs entries of its own"
+    scalars = sorted({name for one in calls for name in _scalars(one)})
+    if scalars and not has_inputs:
+        kind = "scalar" if len(scalars) == 1 else "scalars"
+        yield (
+            f'{where}: its kernel takes the {kind} {", ".join(scalars)}, whose values nobody can guess: inputs = "module:function" '
+            "makes the arguments that it is tuned with"
+        )
     given = [argument for one in calls for launch in one.launches for argument in launch.arguments or ()]
     if any(argument.get("align", 16) < 16 for argument in given):
         yield f'{where}: some tensors lie at addresses that 16 does not divide: on-misaligned = "copy" takes such calls'
     if any("strides" in argument for argument in given):
         yield f"{where}: some tensors are not dense: what is packaged takes them where the factory declares their strides"
+
+
+def _scalars(one: Called) -> Iterator[str]:
+    """Names of a kernel's scalars that callers pass."""
+    for launch in one.launches[:1]:
+        given = launch.arguments or ()
+        params = [param["name"] for i, param in enumerate(one.params) if i not in one.outputs]
+        names = params if len(given) == len(params) else [param["name"] for param in one.params]
+        for position, argument in enumerate(given):
+            if "scalar" in argument:
+                yield str(names[position]) if position < len(names) else f"argument {position}"

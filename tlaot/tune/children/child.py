@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ...errors import TlaotError
 from ...runtime import load as runtime_load
 from .forkserver import BOOT, CannotStart, ForkServer
 from .processes import Process, Spawned, die_with_parent, kill_trees, spawn
@@ -354,6 +355,8 @@ _SCHEDULE_ERROR = re.compile(
 def one_line(error: BaseException) -> str:
     """The gist of an exception on one line of a readable length."""
     name = type(error).__name__
+    if isinstance(error, TlaotError) and error.remedy:
+        return f"{name}: {error.where}: {error.what}. {error.remedy}".replace("\n", " ")[:400]
     schedule = _SCHEDULE_ERROR.search(str(error))
     if schedule is not None:
         return f"{name}: {schedule['primitive']}: {schedule['reason']}"[:400]

@@ -139,7 +139,7 @@ def _make_bench(
 ) -> Bench:
     where = request["where"]
     if given is None:
-        validate_supply(params, out_idx, request.get("name", where), supply)
+        validate_supply(params, out_idx, where, supply)
         pristine = [
             None if index in out_idx else arrays.supply(param, {}, index, supply) for index, param in enumerate(params)
         ]

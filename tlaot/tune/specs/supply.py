@@ -15,7 +15,9 @@ __all__ = ["SUPPLY_TYPES", "Draw", "InputParam", "Supply", "draw_for", "kind_of"
 SUPPLY_TYPES = ("auto", "integer", "uniform", "normal", "randn", "zero", "one")
 
 _DEFAULT_SEED = 20240229
-_GIVE_INPUTS = "Please provide concrete inputs: `with set_autotune_inputs(...)`, or an inputs function."
+_GIVE_INPUTS = (
+    'Give the inputs: inputs = "module:function" in tltune.toml, `with set_autotune_inputs(...)` from Python.'
+)
 _WHOLE_BYTES = (8, 16, 32, 64)
 # Exponents of float8_e8m0fnu around its 1.0, which is 127; 255 is its NaN, and it has no zero and no sign.
 _E8M0_ONE = 127
@@ -99,16 +101,13 @@ def supply_from_json(body: Mapping[str, Any] | None) -> Supply:
     return Supply(body.get("type", "auto"), int(body.get("seed", _DEFAULT_SEED)), ranges)
 
 
-def validate_supply(
-    params: Sequence[Param], out_idx: Sequence[int], kernel_name: str, supply: Supply | None = None
-) -> None:
+def validate_supply(params: Sequence[Param], out_idx: Sequence[int], where: str, supply: Supply | None = None) -> None:
     """Check that every input of a kernel can be generated; called once, before anything is measured.
 
     Raises:
         SpecError: An input is a scalar, has a symbolic size or a type that cannot be generated; or the supply itself is wrong.
     """
     supply = supply or Supply()
-    where = f"kernel {kernel_name!r}"
     _check_supply(supply, [param.name for param in params], where)
     for index, param in enumerate(params):
         if index in out_idx:
