@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -150,6 +151,41 @@ def test_references_of_a_kernel_with_an_output(session: Session, form: str, out_
     assert session.ask(add, params, out_idx, reference=reference) == {"checked": True}
     assert session.wrong(subtract, params, out_idx, reference=reference)
     assert session.wrong(nothing, params, out_idx, reference=reference)
+
+
+OPTIONS = {
+    "keyword": lambda a, b, *, factor, dtype: np.asarray(a * factor + b, dtype),
+    "default": lambda a, b, factor=7, dtype=None: np.asarray(a * factor + b, dtype),
+    "partial": functools.partial(
+        lambda a, b, factor, dtype: np.asarray(a * factor + b, dtype), factor=1, dtype="float32"
+    ),
+    "judge": lambda a, b, c, *, factor: np.testing.assert_allclose(c, a * factor + b),
+}
+
+
+@pytest.mark.parametrize("form", OPTIONS)
+def test_options_of_a_reference_are_the_factorys_arguments(session: Session, form: str) -> None:
+    """By their names; what a partial has been given stays."""
+    shape = {"factor": 1, "dtype": "float32", "A": 9}
+    assert session.ask(add, (A, B, C), (2,), reference=OPTIONS[form], shape=shape) == {"checked": True}
+    if form != "partial":
+        assert session.wrong(add, (A, B, C), (2,), reference=OPTIONS[form], shape={**shape, "factor": 2}, key="2")
+
+
+def test_an_option_of_a_manual_check(session: Session) -> None:
+    def check(outputs: Any, expected: Any, *, factor: int) -> bool:
+        return factor == 2 and bool((outputs[0] == expected[0]).all())
+
+    keys = {"reference": lambda a, b: a + b, "manual_check": check}
+    assert session.ask(add, (A, B, C), (2,), shape={"factor": 2}, **keys) == {"checked": True}
+    assert session.wrong(add, (A, B, C), (2,), shape={"factor": 3}, key="3", **keys)
+
+
+def test_an_option_in_a_parameters_place_is_told(session: Session) -> None:
+    """It would be given an output."""
+    said = session.refuses(add, (A, B, C), (2,), reference=lambda a, b, causal: a, shape={"causal": True})
+    assert "reference: takes causal by position, as it does the kernel's parameters (A, B, C)\n" in said
+    assert said.endswith("\nMake it an option, `*, causal`: it gets the factory's value.")
 
 
 def _double_in_place(x: Any) -> None:

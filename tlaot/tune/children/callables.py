@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -9,7 +10,7 @@ import math
 import os
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...keys import KeyValueError, decode, encode
 from .child import one_line
 from .parcel import PREFIX, open_parcel
 
-__all__ = ["call_with_known", "check_callables", "expand_configs", "expand_shapes", "raised", "resolve"]
+__all__ = ["bind_known", "call_with_known", "check_callables", "expand_configs", "expand_shapes", "raised", "resolve"]
 
 
 # More is a generator that does not end, or a space that nobody waits for.
@@ -98,6 +99,41 @@ def call_with_known(function: Any, arguments: Mapping[str, Any]) -> Any:
         return function(**arguments)
     names = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
     return function(**{key: value for key, value in arguments.items() if key in names})
+
+
+def bind_known(function: Any, arguments: Mapping[str, Any], params: Collection[str], where: str) -> Any:
+    """A function that is given a kernel's arguments by position, with its own options filled in: those that are arguments of the factory, as
+    ``causal`` of ``reference(q, k, v, *, causal)``.
+
+    Args:
+        function: What the author named; an option is keyword-only, or has a default.
+        arguments: The factory's, of this workload.
+        params: Names of the kernel's parameters, which are none of them.
+        where: The function in messages.
+
+    Raises:
+        SpecError: A parameter that only a position fills has the name of an argument of the factory.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of one that does not tell
+        return function
+    given = function.keywords if isinstance(function, functools.partial) else {}
+    known = [p for p in parameters if p.name in arguments and p.name not in params and p.name not in given]
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    for parameter in known:
+        if parameter.kind in by_position and parameter.default is parameter.empty:
+            raise SpecError(
+                where,
+                f"takes {parameter.name} by position, as it does the kernel's parameters ({', '.join(params)})",
+                f"Make it an option, `*, {parameter.name}`: it gets the factory's value.",
+            )
+    names = [p.name for p in known if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if not names:
+        return function
+    bound = functools.partial(function, **{name: decode(arguments[name], name) for name in names})
+    bound.__qualname__ = getattr(function, "__qualname__", type(function).__name__)  # type: ignore[attr-defined]
+    return bound
 
 
 def expand_shapes(shapes: str | list[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:

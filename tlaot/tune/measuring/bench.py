@@ -13,7 +13,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...manifest import Param, param_from_json
-from ..children.callables import call_with_known, raised, resolve
+from ..children.callables import bind_known, call_with_known, raised, resolve
 from ..specs.supply import InputParam, Supply, supply_from_json, validate_supply
 from .arrays import Arrays, NumpyArrays, TorchArrays, bind_sizes, numpy_hands_over
 from .check import pick_outputs
@@ -157,14 +157,20 @@ def _make_bench(
         reuse=bool(request.get("cache_input_tensors", False)),
     )
     if request["check"] and request.get("manual_check") is not None:
-        bench.manual_check = resolve(request["manual_check"], f"{where} manual check")
+        bench.manual_check = _with_options(request, "manual_check", params)
     if request["reference"] is not None:
-        function = resolve(request["reference"], f"{where} reference")
+        function = _with_options(request, "reference", params)
         _seed_everything(supply.seed)
         _consult(bench, function, f"{where} reference")
         if not request["check"]:
             bench.expected, bench.verdict = None, None
     return bench
+
+
+def _with_options(request: Mapping[str, Any], role: str, params: Sequence[Param]) -> Any:
+    """What the author named as reference or manual check, with the factory's arguments as its options."""
+    where = f"{request['where']} {role.replace('_', ' ')}"
+    return bind_known(resolve(request[role], where), request["shape"], [param.name for param in params], where)
 
 
 def _seed_everything(seed: int) -> None:

@@ -134,7 +134,7 @@ KERNEL = (
         "reference",
         _CALLABLE,
         "required, unless `check = false` or there is a `manual-check`",
-        "called with the inputs in order; returns the right outputs",
+        "called with the inputs in order, and with the factory's arguments as options of their names (`*, causal`); returns the right outputs",
     ),
     Key("check", "bool", "true", "false: nobody compares what the kernel computes"),
     Key(
