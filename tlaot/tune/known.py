@@ -250,6 +250,8 @@ def refuse(group: Group, lines: Sequence[str], site: Site, missing: tuple[str, s
     if group.stand_in is not None:
         remedy = ""  # the same as what follows
     advice = f"Run tlaot tune --target {group.stand_in or group.target} where the device is, and commit {LOCK_NAME}."
+    if not site.lock_path.exists():
+        advice += " (Without any: measure = false and check = false compile a kernel of one config as it is.)"
     others = [target for target in site.spec.targets if target != str(group.target)]
     if is_optional(group, site) and others:
         advice += f" To build without it: -C targets={','.join(others)}."
