@@ -174,7 +174,11 @@ def _tune(options: argparse.Namespace) -> int:
     def say(line: str) -> None:
         print(_shown(line, paint, width), file=stream, flush=True)
 
-    count = tune_project(path, source_root, settings, selection, say)
+    try:
+        count = tune_project(path, source_root, settings, selection, say)
+    except KeyboardInterrupt:
+        say("tlaot: interrupted; what was compiled and measured so far is kept, and the next tuning goes on from there")
+        raise
     lock = path.with_name("tltune.lock")
     rows = _rows(options, lock, targets)
     summarise(f"tlaot tune: {lock.name}", shipped := [as_shipped(row) for row in rows])
