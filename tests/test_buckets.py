@@ -13,6 +13,7 @@ from tlaot.manifest import Bucket
 from tlaot.runtime.buckets import find_bucket, holds, measured_range, spell_range
 from tlaot.tune.measuring.timing import Timing
 from tlaot.tune.searching.buckets import Known, Share, next_sizes, open_edges, share_out, worth_measuring
+from tlaot.tune.sizing import one_of_each_wording
 
 DECLARED = (1, 16, 64, 256, 1024, 4096, 16384)
 # Rows and columns of a tile, and how well it uses a multiprocessor.
@@ -223,3 +224,9 @@ def test_a_step_somewhere_else_takes_few_sizes() -> None:
     assert 4097 in bench.known
     assert len(bench.known) <= 10
     assert min(size for size in bench.known if size > 4300) - max(size for size in bench.known if size <= 4300) <= 64
+
+
+def test_notes_of_many_sizes_are_told_once_a_wording() -> None:
+    """With the largest number of each: a busy machine has one a size."""
+    busy = [f"measured while other processes kept {n} of 2 CPUs busy" for n in (1.9, 2.1, 2.0)]
+    assert one_of_each_wording([busy[0], "not steady", *busy[1:]]) == [busy[1], "not steady"]

@@ -12,17 +12,18 @@ import locks
 import pytest
 from fixtures_runtime import tensor, variant, write_package
 
+from tlaot import manifest
 from tlaot.cli import main
 from tlaot.errors import BuildError, PackageError, SpecError
-from tlaot.manifest import Bucket
 from tlaot.report import library
-from tlaot.report.evidence import Work, gather
+from tlaot.report.detail import show_detail
+from tlaot.report.evidence import Bucket, Try, Work, gather
 from tlaot.report.kinds import KINDS
 from tlaot.report.library import find_library
 from tlaot.report.page import write_page
-from tlaot.report.pieces import spell_time
+from tlaot.report.pieces import Plots, spell_count, spell_percent, spell_time
 from tlaot.report.plots import landscape, over_sizes, roofline, sizes, unit_of, varying
-from tlaot.report.roofline import DEVICES, bytes_of, place, width_of
+from tlaot.report.roofline import DEVICES, Place, bytes_of, place, width_of
 from tlaot.tune.locks.lock import Part, Sized, Tried, digest_entry
 from tlaot.tune.locks.lock_entry import entry_to_json
 from tlaot.tune.locks.lock_file import dump_lock
@@ -72,7 +73,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             variant("dyn", open_shape, [1], {"M": "M", "N": 64}, "cuda:sm_90a"),
             config=config,
             path=f"dyn/{number}",
-            buckets=(Bucket({"M": ends}, (0.1, 0.2), 1.02),),
+            buckets=(manifest.Bucket({"M": ends}, (0.1, 0.2), 1.02),),
         )
         for number, (config, ends) in enumerate(zip(locks.CONFIGS, [(16, 100), (101, 1024)], strict=False))
     ]
@@ -238,12 +239,61 @@ def test_every_place_in_a_plot_is_filled(lock: Path, package: str) -> None:
     plots += [plot for _, plot in roofline(placed)]
     for plot in filter(None, plots):
         names = set(re.findall(r'"(@\w+)"', json.dumps(KINDS[plot["kind"]])))
-        assert names - {"@accent", "@good", "@warn", "@muted", "@text", "@legend"} <= plot["fill"].keys()
+        assert names - {"@accent", "@good", "@warn", "@muted", "@text", "@legend", "@titled"} <= plot["fill"].keys()
 
 
 def test_units() -> None:
     assert [spell_time(ms) for ms in (0.0139, 2.6, 25000.0)] == ["13.9 µs", "2.6 ms", "25 s"]
     assert unit_of([0.5, 20]) == ("us", 1e3)
+    assert [spell_count(rate) + "FLOP/s" for rate in (6.6e14, 1.1e10, 1536, 192)] == [
+        "660 TFLOP/s",
+        "11 GFLOP/s",
+        "1.536 kFLOP/s",
+        "192 FLOP/s",
+    ]
+    assert [spell_percent(share) for share in (0.67, 0.012, 0.00001)] == ["67%", "1.2%", "under 0.1%"], "never 0.0%"
+
+
+def test_what_the_time_hangs_on() -> None:
+    """Each tunable's values by the fastest config that has them; the one that matters most on top."""
+    times = {(64, 2): 1.0, (64, 3): 1.01, (128, 2): 2.0, (128, 3): 2.2}
+    tries = tuple(Try({"block": b, "stages": s}, ms=ms, spread=0.01) for (b, s), ms in times.items())
+    work = Work("k", "llvm", {"N": 64}, {"block": 64, "stages": 2}, ms=1.0, tries=tries)
+    page = show_detail(work, Place(), 0, Plots())
+    block, stages = re.findall(r"<tr><th class=\"short\" scope=\"row\">(\w+)</th><td>(.*?)</td></tr>", page)
+    assert block == ("block", "<strong>64</strong>, 128 <small>+100.0%</small>")
+    assert stages == ("stages", "<strong>2</strong>, 3 <small>+1.0%</small>")
+
+
+def test_ranges_go_by_size() -> None:
+    """Whichever variant serves them; one of a single size is told as such."""
+    ends: list[tuple[int, int | None]] = [(33, 64), (1, 31), (65, None), (32, 32)]
+    buckets = tuple(Bucket({"config": n}, {"M": one}, 1.0) for n, one in enumerate(ends))
+    page = show_detail(Work("k", "llvm", {"M": "M"}, {}, buckets=buckets), Place(), 0, Plots())
+    found = re.findall(r"<td class=\"short\">(M.*?)</td>", page)
+    assert found == ["M 1 to 31", "M = 32", "M 33 to 64", "M 65 and above"]
+
+
+def test_a_doubt_is_told_once() -> None:
+    doubts = tuple(f"others kept {n} CPUs busy; times cannot be trusted" for n in (1, 1, 2))
+    page = show_detail(Work("k", "llvm", {}, {}, ms=1.0, doubts=doubts), Place(), 0, Plots())
+    assert "Times not to be trusted: others kept 1 CPUs busy; others kept 2 CPUs busy." in page
+
+
+def test_a_tunable_that_some_leave_out_stays_a_number() -> None:
+    """Its column is on the right, and what has none is last."""
+    tries = (Try({"fixed": 4}, ms=1.0), Try({"per_row": 3}, ms=2.0))
+    page = show_detail(Work("k", "llvm", {}, {}, ms=1.0, tries=tries), Place(), 0, Plots())
+    assert '<td class="n" data-v="">-</td>' in page
+    assert '<th scope="col" class=n>fixed</th>' in page
+
+
+def test_one_target_has_no_column(lock: Path) -> None:
+    _, works = gather([str(lock)])
+    both = write_page("t", [], [(work, Place()) for work in works], "")
+    one = write_page("t", [], [(work, Place()) for work in works if work.target == "cuda:sm_90a"], "")
+    assert ">Target</th>" in both and ">Target</th>" not in one
+    assert "<small>cuda:sm_90a</small>" in one
 
 
 def test_the_page_escapes_what_authors_write(tmp_path: Path) -> None:
@@ -267,7 +317,9 @@ def test_the_page_says_all_of_a_workload(lock: Path, package: str) -> None:
     assert "1 of 64 elements differ from the reference" in page
     assert "A stand-in: it was not measured" in page
     assert "tltune.toml does not say (flops" in page
-    assert "at worst 1.020 times the best" in page
+    assert '<td class="short">M 16 to 100</td>' in page and '<td class="n">2.0%</td>' in page
+    assert "Where no size is named, figures are of the largest ones, M=1024" in page
+    assert '<span class="tag " title="not measured: the config of cuda:sm_90a">stand-in</span>' in page
     assert not re.search(r'(src|href)="(?!#|data:,)', page), "nothing is loaded from anywhere"
     assert varying(by_kernel(works)["add"].tries) == ["block"]
 

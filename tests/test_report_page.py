@@ -77,6 +77,8 @@ def page(lock: Path, package: str, library_cache: Path, tmp_path: Path, monkeypa
     return tmp_path / "report.html"
 
 
+SEEN_WHOLE = "const box = document.querySelector('.scroll'); return box.scrollWidth <= box.clientWidth"
+
 DRAW_ALL = """
   $("#all").click();
   const places = $$(".plot");
@@ -114,8 +116,51 @@ def test_the_table_of_a_real_lock_is_seen_whole(
     """The sample's, with configs of five names and notes, on a laptop's screen: no column waits to be found by scrolling."""
     monkeypatch.setenv("TLAOT_CACHE_DIR", str(library_cache))
     assert main(["report", str(ROOT / "tltune.lock"), "-o", str(tmp_path / "report.html")]) == 0
-    box = "document.querySelector('.scroll')"
-    assert look(tmp_path / "report.html", 1366).run(f"return {box}.scrollWidth <= {box}.clientWidth")
+    assert look(tmp_path / "report.html", 1366).run(SEEN_WHOLE)
+
+
+def test_the_table_with_every_column_is_seen_whole(page: Path, look: Open) -> None:
+    """Rates with their shares, sizes, failures and tags, too."""
+    tab = look(page, 1366)
+    wanted = ["Target", "vs default", "vs reference", "Tried", "Bandwidth", "Rate", "Size", "Note"]
+    shown = tab.run("return [...document.querySelectorAll('#table thead th')].map((one) => one.textContent.trim())")
+    assert set(wanted) <= set(shown)
+    assert tab.run(SEEN_WHOLE)
+
+
+def test_a_phone_keeps_the_kernel_in_sight(page: Path, look: Open) -> None:
+    """The table is wider than the screen: the first column stays while the others pass, and the button shares the title's line."""
+    seen = look(page, 390).run(
+        TOOLS
+        + """
+  const box = $(".scroll"), left = () => $("#table tbody th").getBoundingClientRect().left;
+  seen.before = left();
+  box.scrollLeft = 200;
+  await new Promise((go) => requestAnimationFrame(go));
+  seen.moved = box.scrollLeft;
+  seen.after = left();
+  seen.line = $("#theme").getBoundingClientRect().top < $("h1").getBoundingClientRect().bottom;
+  return seen;"""
+    )
+    assert seen["moved"] == 200 and seen["before"] == seen["after"] and seen["line"]
+
+
+def test_axes_can_be_read(page: Path, look: Open) -> None:
+    """At most a dozen ticks, none written as 1e+2; sizes in powers of two; what a legend's values are of is said."""
+    texts = "[...place.querySelectorAll('svg .role-axis-label text')].map((one) => one.textContent).filter(Boolean)"
+    seen = look(page).run(
+        TOOLS
+        + DRAW_ALL.replace("return seen;", "")
+        + f"""
+  seen.labels = places.map((place) => {texts});
+  seen.titles = places.map((place) => [...place.querySelectorAll("svg .role-legend-title text")].map((one) => one.textContent));
+  return seen;"""
+    )
+    labels = seen["labels"]
+    assert not [label for plot in labels for label in plot if "e" in label.lower() and label[0].isdigit()]
+    assert max(map(len, labels)) <= 26, "of both axes"
+    over_sizes = next(n for n, titles in enumerate(seen["titles"]) if "block" in titles)
+    assert {"64", "256", "1,024"} <= set(labels[over_sizes])
 
 
 def test_sorting(page: Path, look: Open) -> None:
@@ -129,8 +174,8 @@ def test_sorting(page: Path, look: Open) -> None:
     seen[way] = [heading.ariaSort, ...$$("#table tbody tr").map((row) => row.cells[heading.cellIndex].dataset.v)];
   }
   const table = $("#w0 table");
-  table.tHead.rows[0].cells[0].querySelector("button").click();
-  seen.inner = [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
+  table.tHead.rows[0].cells[1].querySelector("button").click();
+  seen.inner = [...table.tBodies[0].rows].map((row) => row.cells[1].textContent);
   return seen;"""
     )
     assert seen["up"] == ["ascending", "0.125", "0.125", ""]

@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..spelling import counted, spell_bytes
 from .evidence import Try, Work
-from .pieces import Cell, Plots, number_cell, ratio_cell, spell_count, spell_percent, spell_time, text, value_cell
-from .plots import landscape, over_sizes, spell_config, spell_shape, varying
+from .pieces import (
+    Cell,
+    Plots,
+    number_cell,
+    ratio_cell,
+    show_tags,
+    spell_count,
+    spell_percent,
+    spell_time,
+    text,
+    value_cell,
+)
+from .plots import landscape, over_sizes, spell_config, spell_regret, spell_shape, varying
 from .roofline import Place
 
 __all__ = ["show_detail"]
 
+# So many values of a tunable are listed.
+_MOST_VALUES = 8
+
 
 def show_detail(work: Work, at: Place, number: int, plots: Plots) -> str:
     time = "" if work.ms is None else f" — {spell_time(work.ms)}"
-    summary = f"<strong>{text(work.kernel)}</strong> {text(spell_shape(work.shape))} <span class=faint>{text(work.target)}</span>{time}"
+    if work.ms and work.default_ms:
+        time += f", {work.default_ms / work.ms:.2f}x the default's speed"
+    summary = (
+        f"<strong>{text(work.kernel)}</strong> {text(spell_shape(work.shape))} <span class=faint>{text(work.target)}</span>{time} "
+        + " ".join(show_tags(work))
+    )
     parts = [f"<p>{line}</p>" for line in _lines(work, at)]
     found = landscape(work)
     dashed = found is not None and bool(found["fill"]["@reference"])
-    caption = "Each config's median and interquartile range, the fastest on top"
+    caption = f"Each config's median and interquartile range{_at_largest(work, ' at ')}, the fastest on top"
+    if work.sizes:
+        caption += "; what ships for other sizes is marked, too"
     caption += "; the dashed line is the reference." if dashed else "."
     parts.append(plots.place(found, caption))
     parts.append(
@@ -31,7 +53,7 @@ def show_detail(work: Work, at: Place, number: int, plots: Plots) -> str:
             "the ranges that each variant serves.",
         )
     )
-    parts += [_failures(work), _ranges(work), _candidates(work)]
+    parts += [_values(work), _failures(work), _ranges(work), _candidates(work)]
     return f'<details class="work" id="w{number}"><summary>{summary}</summary><div>{"".join(parts)}</div></details>'
 
 
@@ -41,12 +63,12 @@ def _lines(work: Work, at: Place) -> Iterator[str]:
         "ships" in one.roles for one in work.tries
     )
     if count > 1:
-        yield f"Ships {count} variants, each for a range of sizes. Figures without a size are of the largest sizes declared."
-        ships = f"There <code>{text(spell_config(work.config))}</code>"
+        yield f"Ships {count} variants, each for a range of sizes. Where no size is named, figures are of the largest ones{_at_largest(work, ', ')}."
+        ships = f"At these ships <code>{text(spell_config(work.config))}</code>"
     if work.ms is not None:
         ships += f": {spell_time(work.ms)}" + (f", spread {work.spread:.1%}" if work.spread is not None else "")
     against = [
-        f"{name} {spell_time(other)} ({other / work.ms:.2f}x)"
+        f"the {name} takes {spell_time(other)} ({other / work.ms:.2f}x)"
         for name, other in (("default", work.default_ms), ("reference", work.reference_ms))
         if other and work.ms
     ]
@@ -54,7 +76,8 @@ def _lines(work: Work, at: Place) -> Iterator[str]:
     if work.tuned_as is not None:
         yield f"A stand-in: it was not measured, and has the config that won for <code>{text(work.tuned_as)}</code>."
     if work.doubts:
-        yield f'<span class="bad">Times not to be trusted: {text("; ".join(work.doubts))}.</span>'
+        told = dict.fromkeys(doubt.removesuffix("; times cannot be trusted") for doubt in work.doubts)
+        yield f'<span class="bad">Times not to be trusted: {text("; ".join(told))}.</span>'
     if work.notes:
         yield f"Note: {text('; '.join(work.notes))}."
     if work.checked is False:
@@ -63,6 +86,10 @@ def _lines(work: Work, at: Place) -> Iterator[str]:
         yield f"Signature: <code>{text(work.signature)}</code>"
     if work.ms and (at.bytes or at.flops):
         yield text("; ".join(_position(at)) + ".")
+        yield from (
+            f'<span class="faint">Not known: {text(one[0].lower() + one[1:] if one.startswith(("Bytes", "Peak")) else one)}</span>'
+            for one in at.unknown
+        )
     device = ", ".join(
         f"{name.replace('_', ' ')} {value}" if name != "name" else str(value)
         for name, value in _name_first(work.device)
@@ -80,18 +107,17 @@ def _position(at: Place) -> Iterator[str]:
     if at.bytes:
         yield f"Moves {spell_bytes(at.bytes)} at least"
     if at.bandwidth:
-        yield f"{at.bandwidth / 1e9:,.4g} GB/s" + (
-            f", {spell_percent(at.of_bandwidth)} of the memory's" if at.of_bandwidth is not None else ""
+        yield f"{spell_count(at.bandwidth)}B/s" + (
+            f", {spell_percent(at.of_bandwidth)} of the memory's peak" if at.of_bandwidth is not None else ""
         )
     if at.flops:
         yield f"{spell_count(at.flops)}FLOPs"
     if at.rate:
-        yield f"{at.rate / 1e12:,.4g} TFLOP/s" + (
+        yield f"{spell_count(at.rate)}FLOP/s" + (
             f", {spell_percent(at.of_rate)} of the peak" if at.of_rate is not None else ""
         )
     if at.intensity:
         yield f"{at.intensity:.4g} FLOPs a byte"
-    yield from (sentence.rstrip(".") for sentence in at.unknown)
 
 
 def _failures(work: Work) -> str:
@@ -109,14 +135,65 @@ def _failures(work: Work) -> str:
 def _ranges(work: Work) -> str:
     if not work.buckets:
         return ""
-    items = "".join(
-        f"<li>{text(', '.join(f'{name} {first} to {last or chr(8734)}' for name, (first, last) in sorted(bucket.sizes.items())))}: "
-        f"<code>{text(spell_config(bucket.config))}</code>"
-        + (f", at worst {bucket.regret:.3f} times the best" if bucket.regret is not None else "")
-        + "</li>"
-        for bucket in work.buckets
+    known = any(bucket.regret is not None for bucket in work.buckets)
+    order = list(dict.fromkeys(name for one in work.tries for name in one.config))
+    lines = []
+    for bucket in sorted(work.buckets, key=lambda one: [first for _, (first, _) in sorted(one.sizes.items())]):
+        config = dict(sorted(bucket.config.items(), key=lambda item: order.index(item[0]) if item[0] in order else -1))
+        cells = [
+            Cell(text(", ".join(_range(name, *ends) for name, ends in sorted(bucket.sizes.items()))), kind="short"),
+            Cell(f"<code>{text(spell_config(config))}</code>"),
+        ]
+        if known:
+            cells.append(Cell("" if bucket.regret is None else spell_regret(bucket.regret), kind="n"))
+        lines.append("".join(cell.html() for cell in cells))
+    titles = ["Sizes", "What serves them", *(["Slower than the fastest by at most"] if known else [])]
+    return "<h3>Ranges of sizes</h3>" + _plain_table("Ranges of sizes", titles, lines)
+
+
+def _range(name: str, first: int, last: int | None) -> str:
+    return (
+        f"{name} = {first}" if first == last else f"{name} {first} " + ("and above" if last is None else f"to {last}")
     )
-    return f'<h3>Ranges of sizes</h3><ul class="plain">{items}</ul>'
+
+
+def _plain_table(name: str, titles: Sequence[str], lines: Sequence[str]) -> str:
+    head = "".join(f'<th scope="col">{text(title)}</th>' for title in titles)
+    rows = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="scroll fits" tabindex="0" role="region" aria-label="{name}"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _values(work: Work) -> str:
+    """For each tunable the fastest config with each of its values: which of them the time hangs on, the most weighty first."""
+    timed = [one for one in work.tries if one.ms]
+    best = min((one.ms for one in timed if one.ms), default=0.0)
+    found: list[tuple[float, str]] = []
+    for name in varying(timed):
+        fastest: dict[str, float] = {}
+        for one in timed:
+            value = "-" if one.config.get(name) is None else str(one.config[name])
+            fastest[value] = min(fastest.get(value, one.ms or 0.0), one.ms or 0.0)
+        ordered = sorted(fastest.items(), key=lambda item: item[1])
+        told = [
+            f"<strong>{text(value)}</strong>" if ms == best else f"{text(value)} <small>{ms / best - 1:+.1%}</small>"
+            for value, ms in ordered[:_MOST_VALUES]
+        ]
+        more = [f"<small>and {len(ordered) - _MOST_VALUES} more</small>"] if len(ordered) > _MOST_VALUES else []
+        cells = Cell(text(name), kind="short").html("th") + Cell(", ".join([*told, *more])).html()
+        found.append((ordered[1][1] / best, cells))
+    if len(found) < 2:
+        return ""
+    lines = [cells for _, cells in sorted(found, key=lambda item: -item[0])]
+    return (
+        f"<h3>What the time hangs on{_at_largest(work, ', at ')}</h3><p class=faint>Beside each value: how much slower than the fastest of all the best "
+        "config with that value is. The tunable that matters most is on top.</p>"
+        + _plain_table("Tunables", ["Tunable", "Values, the best first"], lines)
+    )
+
+
+def _at_largest(work: Work, before: str) -> str:
+    """``at M=1024``: the sizes that figures of a dynamic workload are of."""
+    return before + spell_shape(work.sizes[-1].sizes) if work.sizes else ""
 
 
 def _candidates(work: Work) -> str:
@@ -125,13 +202,20 @@ def _candidates(work: Work) -> str:
     names = varying(work.tries)
     same = {name: value for name, value in work.tries[0].config.items() if name not in names}
     best = min((one.ms for one in work.tries if one.ms), default=None)
-    titles = [*names, "Time", "Spread", "vs fastest", "Is", "What happened"]
+    titles = ["#", *names, "Time", "Spread", "vs fastest", "Role", "What happened"]
     ordered = sorted(work.tries, key=lambda one: (one.ms is None, one.ms or 0.0))
-    rows = [[value_cell(one.config.get(name)) for name in names] + _outcome(one, best) for one in ordered]
+    rows = [
+        [Cell(str(rank), rank, "n"), *(value_cell(one.config.get(name)) for name in names), *_outcome(one, best)]
+        for rank, one in enumerate(ordered, 1)
+    ]
     # Nothing happened to any of them: no column for it.
     if not any(row[-1].shown for row in rows):
         titles, rows = titles[:-1], [row[:-1] for row in rows]
-    numeric = [all(row[i].kind == "n" for row in rows) for i in range(len(titles))]
+    # A tunable that some configs leave out is a number all the same.
+    numeric = [all(row[i].kind == "n" or row[i].value == "" for row in rows) for i in range(len(titles))]
+    rows = [
+        [replace(cell, kind="n") if right else cell for cell, right in zip(row, numeric, strict=True)] for row in rows
+    ]
     head = "".join(
         f'<th scope="col"{" class=n" if right else ""}>{text(title)}</th>'
         for title, right in zip(titles, numeric, strict=True)

@@ -10,15 +10,18 @@ from typing import Any
 
 __all__ = ["KINDS", "ROLES"]
 
-# What is marked in a plot of candidates, and how: colours by the page's names, and shapes, for those who see no colours.
+# What is marked in a plot of candidates, and how: colours by the page's names, shapes, for those who see no colours, and how large.
 ROLES = {
-    "ships": ("@accent", "diamond"),
-    "fastest": ("@good", "triangle-up"),
-    "default": ("@warn", "square"),
-    "other": ("@muted", "circle"),
+    "ships": ("@accent", "diamond", 190),
+    "fastest": ("@good", "triangle-up", 110),
+    "default": ("@warn", "square", 90),
+    "other": ("@muted", "circle", 60),
 }
 _COLOURS = {"domain": "@roles", "range": "@colours"}
 _SHAPES = {"domain": "@roles", "range": "@shapes"}
+
+# A tick for each tenth of a wide plot's width, and no zeros that say nothing.
+_FEW_TICKS = {"tickCount": 10, "format": ",~r"}
 
 _TIME = {"field": "time", "type": "quantitative"}
 _TOOLTIP = [
@@ -39,6 +42,7 @@ _LANDSCAPE: dict[str, Any] = {
                     "field": "low",
                     "type": "quantitative",
                     "title": "@title",
+                    "axis": _FEW_TICKS,
                     "scale": {"zero": False, "nice": True},
                 },
                 "x2": {"field": "high"},
@@ -46,11 +50,12 @@ _LANDSCAPE: dict[str, Any] = {
             },
         },
         {
-            "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
+            "mark": {"type": "point", "filled": True, "opacity": 1},
             "encoding": {
-                "x": {**_TIME, "title": "@title"},
+                "x": {**_TIME, "title": "@title", "axis": _FEW_TICKS},
                 "color": {"field": "role", "scale": _COLOURS, "legend": "@legend"},
                 "shape": {"field": "role", "scale": _SHAPES, "legend": "@legend"},
+                "size": {"field": "area", "type": "quantitative", "scale": None, "legend": None},
                 "tooltip": _TOOLTIP,
             },
         },
@@ -68,7 +73,8 @@ _WITH_REFERENCE = {
         },
         {
             "data": {"values": "@reference"},
-            "mark": {"type": "text", "align": "left", "dx": 4, "dy": 2, "baseline": "top", "color": "@text"},
+            # Above the frame: within it, it would lie on the points.
+            "mark": {"type": "text", "align": "center", "dy": -4, "baseline": "bottom", "color": "@text"},
             "encoding": {"x": {"field": "time", "type": "quantitative"}, "y": {"value": 0}, "text": {"field": "label"}},
         },
     ],
@@ -82,13 +88,13 @@ _RANGED: dict[str, Any] = {
             "data": {"values": "@buckets"},
             "mark": {"type": "rect", "opacity": 0.13},
             "encoding": {
-                "x": {"field": "first", "type": "quantitative", "scale": {"type": "log"}},
+                "x": {"field": "first", "type": "quantitative"},
                 "x2": {"field": "last"},
-                "color": {"field": "label", "title": None, "legend": "@legend"},
+                "color": {"field": "label", "title": "@names", "legend": "@titled"},
                 "tooltip": [
                     {"field": "label", "title": "serves"},
                     {"field": "range", "title": "sizes"},
-                    {"field": "regret", "title": "at worst, of the best time"},
+                    {"field": "regret", "title": "slower than the fastest by at most"},
                 ],
             },
         },
@@ -99,11 +105,16 @@ _RANGED: dict[str, Any] = {
                     "field": "size",
                     "type": "quantitative",
                     "title": "@size",
-                    "axis": {"gridOpacity": 0.35},
-                    "scale": {"type": "log", "nice": False},
+                    "axis": {"gridOpacity": 0.35, "format": ",~r"},
+                    "scale": {"type": "log", "base": 2, "nice": False},
                 },
-                "y": {**_TIME, "title": "@title", "axis": {"gridOpacity": 0.35}, "scale": {"type": "log"}},
-                "color": {"field": "label", "title": None, "legend": "@legend"},
+                "y": {
+                    **_TIME,
+                    "title": "@title",
+                    "axis": {"gridOpacity": 0.35, "format": ",~r", "tickCount": 6},
+                    "scale": {"type": "log", "nice": False, "padding": 14},
+                },
+                "color": {"field": "label", "title": "@names", "legend": "@titled"},
                 "strokeDash": {
                     "field": "kind",
                     "legend": None,
@@ -181,7 +192,7 @@ _SIZES = {
     "mark": {"type": "bar", "cornerRadiusEnd": 2},
     "encoding": {
         "y": {"field": "kernel", "type": "nominal", "title": None, "sort": "-x", "axis": {"labelLimit": 160}},
-        "x": {"field": "kib", "type": "quantitative", "title": "KiB", "stack": "zero"},
+        "x": {"field": "kib", "type": "quantitative", "title": "KiB", "stack": "zero", "axis": _FEW_TICKS},
         "color": {"field": "target", "title": None, "legend": "@legend"},
         "tooltip": [
             {"field": "kernel"},

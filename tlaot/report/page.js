@@ -54,7 +54,7 @@
         labelColor: text, titleColor: faint, gridColor: line, gridOpacity: 0.7, domainColor: line, tickColor: line, titleFontWeight: "normal",
         labelFontSize: 12, titleFontSize: 12, ...(narrow ? { labelLimit: 110, titleLimit: 240 } : {}),
       },
-      legend: { labelColor: text, titleColor: faint, labelFontSize: 12, labelLimit: narrow ? 260 : 420 },
+      legend: { labelColor: text, titleColor: faint, labelFontSize: 12, titleFontSize: 12, labelLimit: narrow ? 260 : 420 },
       text: { fontSize: 12, font },
       range: { category: { scheme: root.dataset.theme === "dark" ? "set2" : "dark2" } },
     };
@@ -65,8 +65,10 @@
     const width = place.clientWidth;
     if (!width) return;
     const legend = { orient: "top", columns: width < 480 ? 1 : 4, title: null, symbolOpacity: 1 };
-    const spec = filled(data.kinds[plot.kind], { "@legend": legend, ...plot.fill });
-    // Names beside the axis leave nothing of a phone's width: there the rank stands for them.
+    const titled = { ...legend, titleFontWeight: "normal", titleLimit: width - 20 };
+    delete titled.title;
+    const spec = filled(data.kinds[plot.kind], { "@legend": legend, "@titled": titled, ...plot.fill });
+    // Names beside the axis leave nothing of a phone's width: there the rank stands for them, as in the table's first column.
     if (plot.kind.startsWith("landscape") && width < 480) {
       spec.encoding.y = { ...spec.encoding.y, field: "rank", axis: { ...spec.encoding.y.axis, labelLimit: 40 }, title: "rank" };
     }

@@ -13,7 +13,7 @@ from ..spelling import counted, spell_bytes
 from .detail import show_detail
 from .evidence import Source, Work
 from .kinds import KINDS
-from .pieces import Cell, Plots, number_cell, rate_cell, ratio_cell, text, time_cell
+from .pieces import Cell, Plots, number_cell, rate_cell, ratio_cell, show_tags, tags_of, text, time_cell
 from .plots import roofline, sizes, spell_config, spell_shape
 from .roofline import Place
 
@@ -70,22 +70,27 @@ def _header(title: str, sources: Sequence[Source]) -> str:
 
 def _facts(works: Sequence[tuple[Work, Place]]) -> str:
     own = [work for work, _ in works]
+    targets = {work.target for work in own}
     tries = [one for work in own for one in work.tries]
     failed = sum(len(work.failed) for work in own)
     facts = [
         ("Kernels", str(len({work.kernel for work in own})), ""),
-        ("Workloads", str(len(own)), counted(len({work.target for work in own}), "target")),
+        (
+            "Workloads",
+            str(len(own)),
+            counted(len(targets), "target") if len(targets) > 1 else text(next(iter(targets), "")),
+        ),
     ]
     if tries:
         facts.append(("Candidates", f"{len(tries):,}", f"{failed} failed" if failed else "none failed"))
     for name, times in (
-        ("Against the default", [(work.default_ms, work.ms) for work in own]),
-        ("Against the reference", [(work.reference_ms, work.ms) for work in own]),
+        ("vs default", [(work.default_ms, work.ms) for work in own]),
+        ("vs reference", [(work.reference_ms, work.ms) for work in own]),
     ):
         ratios = [math.log(other / mine) for other, mine in times if other and mine]
         if ratios:
             mean = math.exp(sum(ratios) / len(ratios))
-            facts.append((name, f"{mean:.2f}x", f"geometric mean of {counted(len(ratios), 'workload')}"))
+            facts.append((name, f"{mean:.2f}x", f"geometric mean of {len(ratios)}" if len(ratios) > 1 else ""))
     known = [work.size for work in own if work.size is not None]
     if known:
         facts.append(("Ships", spell_bytes(sum(known)), ""))
@@ -109,29 +114,19 @@ def _columns(work: Work, at: Place, number: int) -> dict[str, Cell]:
         "Kernel": Cell(f'<a href="#w{number}">{text(work.kernel)}</a>', kind="short"),
         "Target": Cell(text(work.target), kind="short"),
         "Shape": Cell(text(spell_shape(work.shape)), kind="shape"),
-        "Time": time_cell(work.ms),
-        "Spread": number_cell(work.spread, f"{work.spread or 0:.1%}"),
+        "Time": time_cell(work.ms, work.spread),
         "vs default": ratio_cell(work.default_ms, work.ms),
         "vs reference": ratio_cell(work.reference_ms, work.ms),
-        "Tried": number_cell(len(work.tries) or None, str(len(work.tries))),
-        "Failed": number_cell(len(work.failed) if work.tries else None, str(len(work.failed))),
-        "Bandwidth": rate_cell(work, at.bandwidth, at.of_bandwidth, 1e9, "GB/s"),
-        "Rate": rate_cell(work, at.rate, at.of_rate, 1e12, "TFLOP/s"),
+        "Tried": number_cell(
+            len(work.tries) or None,
+            str(len(work.tries)) + (f'<br><small class="bad">{len(work.failed)} failed</small>' if work.failed else ""),
+        ),
+        "Bandwidth": rate_cell(work, at.bandwidth, at.of_bandwidth, "B/s"),
+        "Rate": rate_cell(work, at.rate, at.of_rate, "FLOP/s"),
         "Size": number_cell(work.size, "" if work.size is None else spell_bytes(work.size)),
         "Ships": Cell(f"<code>{text(spell_config(work.config))}</code>", kind="config"),
-        "Note": Cell(text("; ".join(_notes(work))), kind="note"),
+        "Note": Cell(" ".join(show_tags(work)), kind="note"),
     }
-
-
-def _notes(work: Work) -> Iterator[str]:
-    if work.tuned_as is not None:
-        yield f"stand-in: the config of {work.tuned_as}"
-    if work.checked is False:
-        yield "results not checked"
-    if work.doubts:
-        yield "times not to be trusted"
-    if work.sizes or work.buckets:
-        yield f"{counted(max(len(work.buckets), 1), 'range')} of sizes"
 
 
 def _states(work: Work) -> Iterator[str]:
@@ -146,17 +141,20 @@ def _states(work: Work) -> Iterator[str]:
 
 def _workloads(works: Sequence[tuple[Work, Place]]) -> str:
     rows = [_columns(work, at, number) for number, (work, at) in enumerate(works)]
-    always = ("Kernel", "Target", "Shape", "Time", "Ships")
+    always = ("Kernel", "Shape", "Time", "Ships")
+    many = len({work.target for work, _ in works}) > 1
     shown = [
         name
         for name in (rows[0] if rows else ())
-        if name in always or any(row[name].shown not in ("", "unknown", "0") for row in rows)
+        if name in always
+        or (many if name == "Target" else any(row[name].shown not in ("", "unknown", "0") for row in rows))
     ]
     head = "".join(f'<th scope="col"{_head_class(name, rows)}>{name}</th>' for name in shown)
     lines = []
     for number, ((work, _), row) in enumerate(zip(works, rows, strict=True)):
         cells = "".join(row[name].html("th" if name == "Kernel" else "td") for name in shown)
-        said = " ".join([work.kernel, work.target, spell_shape(work.shape), spell_config(work.config), *_notes(work)])
+        said = " ".join([work.kernel, work.target, spell_shape(work.shape), spell_config(work.config)])
+        said = " ".join([said, *(part for word, _, sentence in tags_of(work) for part in (word, sentence))])
         lines.append(
             f'<tr data-details="w{number}" data-target="{text(work.target)}" data-state="{" ".join(_states(work))}" '
             f'data-text="{text(said.lower())}">{cells}</tr>'
@@ -167,7 +165,7 @@ def _workloads(works: Sequence[tuple[Work, Place]]) -> str:
     )
     found = dict.fromkeys(state for work, _ in works for state in _states(work))
     words = {
-        "measured": "measured here",
+        "measured": "measured",
         "unmeasured": "not measured",
         "failed": "with failures",
         "doubtful": "doubtful",
@@ -177,9 +175,9 @@ def _workloads(works: Sequence[tuple[Work, Place]]) -> str:
     unknown = dict.fromkeys(sentence for _, at in works for sentence in at.unknown)
     notes = "".join(f"<li>{text(sentence)}</li>" for sentence in unknown)
     legend = (
-        "<p class=faint>“vs default” is how many times the time of what ships the first config declared takes; “vs reference” the "
-        "same of the reference, which is there to be right, not fast. Spread is the interquartile range over the median. Bandwidth counts each tensor of the signature once, a "
-        "lower bound; in brackets, the share of what the device's vendor gives.</p>"
+        "<p class=faint>“vs default” is the time of the first config declared over that of what ships: above 1.00x, tuning was worth it. “vs reference” is "
+        "the same of the reference, which is there to be right, not fast. Spread is the interquartile range over the median. Bandwidth counts each tensor "
+        "of the signature once, a lower bound; percentages are of the peak that the device's vendor gives.</p>"
     )
     return (
         '<section id="workloads"><h2>Workloads</h2><div class="controls">'

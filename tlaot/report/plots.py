@@ -14,7 +14,18 @@ from .evidence import Try, Work
 from .kinds import ROLES
 from .roofline import DEVICES, Place
 
-__all__ = ["Plot", "landscape", "over_sizes", "roofline", "sizes", "spell_config", "spell_shape", "unit_of", "varying"]
+__all__ = [
+    "Plot",
+    "landscape",
+    "over_sizes",
+    "roofline",
+    "sizes",
+    "spell_config",
+    "spell_regret",
+    "spell_shape",
+    "unit_of",
+    "varying",
+]
 
 # Above this, configs have no room for names beside the axis; a table beside the plot has them.
 _MOST_NAMED = 48
@@ -50,6 +61,11 @@ def spell_shape(shape: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "(one shape)"
 
 
+def spell_regret(regret: float) -> str:
+    """What a range gives away at most, by the time of what serves it over the fastest's: ``2.0%``."""
+    return f"{max(regret - 1, 0.0):.1%}"
+
+
 def _role(one: Try) -> str:
     return next((role for role in ROLES if role in one.roles), "other")
 
@@ -76,6 +92,7 @@ def landscape(work: Work) -> Plot | None:
                 "high": time * (1 + spread / 2),
                 "spread": f"{spread:.1%}",
                 "role": _role(one),
+                "area": ROLES[_role(one)][2],
             }
         )
     slowest = max(one.ms or 0.0 for one in timed) * factor
@@ -138,7 +155,7 @@ def over_sizes(work: Work) -> Plot | None:
             "last": min((bucket.sizes[dim][1] or last) + 1, last),
             "label": spell_config(bucket.config, names),
             "range": f"{bucket.sizes[dim][0]} to {bucket.sizes[dim][1] or 'all above'}",
-            "regret": "not known" if bucket.regret is None else f"{bucket.regret:.3f} times",
+            "regret": "not known" if bucket.regret is None else spell_regret(bucket.regret),
         }
         for bucket in work.buckets
         if dim in bucket.sizes
@@ -151,6 +168,7 @@ def over_sizes(work: Work) -> Plot | None:
         "values": values,
         "fill": {
             "@buckets": buckets,
+            "@names": " · ".join(names),
             "@size": f"{dim}{at}",
             "@title": f"time, {unit.replace('us', 'µs')}",
         },

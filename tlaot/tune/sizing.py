@@ -6,7 +6,8 @@ Each config is compiled once. What was measured at a size is kept by itself, so 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from .specs.dynamic import corners
 from .specs.plan import Workload, canonical, counted
 from .specs.spec import Budget, KernelSpec
 
-__all__ = ["Measure", "size_workload"]
+__all__ = ["Measure", "one_of_each_wording", "size_workload"]
 
 # Measures workloads, each at one size of every open dimension, and returns the evidence of each by its path.
 Measure = Callable[[Sequence[Workload]], Mapping[str, Entry]]
@@ -29,6 +30,7 @@ _PROBE_BUDGET, _PROBE_QUIET = 0.3, 3.0
 _MOST_ROUNDS, _FEWEST_EDGES = 10, 8
 # Notes of sizes that are told with the whole.
 _MOST_NOTES = 3
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def size_workload(workload: Workload, measure: Measure, say: Callable[[str], None]) -> Entry:
@@ -268,7 +270,16 @@ class _Sizing:
 
     def _notes(self, sizes: Sequence[Sized]) -> tuple[str, ...]:
         doubtful = [sized for sized in sizes if not sized.trusted]
-        notes = list(dict.fromkeys(note for sized in doubtful for note in sized.notes))
+        notes = one_of_each_wording(note for sized in doubtful for note in sized.notes)
         more = [f"and {len(notes) - _MOST_NOTES} notes more"] if len(notes) > _MOST_NOTES else []
         what = [f"at {len(doubtful)} of {len(sizes)} sizes"] if doubtful and len(doubtful) < len(sizes) else []
         return (*notes[:_MOST_NOTES], *more, *what)
+
+
+def one_of_each_wording(notes: Iterable[str]) -> list[str]:
+    """Of notes that differ in numbers only, the one with the largest: else a busy machine has a note a size, that all say the same."""
+    found: dict[str, str] = {}
+    for note in notes:
+        wording = _NUMBER.sub("#", note)
+        found[wording] = max(found.get(wording, note), note, key=lambda one: [float(n) for n in _NUMBER.findall(one)])
+    return list(found.values())
