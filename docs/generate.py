@@ -23,7 +23,7 @@ from typing import Any
 
 import tlaot
 from tlaot.cli import STATUSES, make_parser
-from tlaot.cli.parser import failing_of, subcommands
+from tlaot.cli.parser import failing_of, passed_on_by, subcommands
 
 HERE = Path(__file__).resolve().parent
 # For the commands and the other half of the run time; what users call is the rest.
@@ -116,10 +116,24 @@ def commands_page() -> str:
         "|--:|---|",
         *(f"| {status} | {meaning} |" for status, meaning in STATUSES.items()),
         "",
+        "0, 2, 70 and 130 are of every command. The others, and which commands have `--json`:",
+        "",
+        *table(("command", "exit status 1 where", "`--json`"), list(_statuses(parser, "tlaot"))),
     ]
     for name, command in subcommands(parser):
         lines += _command(f"tlaot {name}", command, "##")
     return page("Commands", *lines)
+
+
+def _statuses(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, str, str]]:
+    """A row a command that can be run: when it ends with 1, or with another program's status, and whether it prints JSON."""
+    children = list(subcommands(parser))
+    for name, child in children:
+        yield from _statuses(child, f"{path} {name}")
+    if not children:
+        passed = passed_on_by(parser)
+        ends = failing_of(parser) or (f"({passed})" if passed else "never")
+        yield f"`{path}`", ends, "yes" if "--json" in parser._option_string_actions else ""
 
 
 def _command(path: str, parser: argparse.ArgumentParser, mark: str) -> Iterator[str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fixtures_runtime import tensor, variant, write_package
 
+import tlaot.cli
 from tlaot.cli import main, make_parser
 from tlaot.cli.parser import subcommands
 
@@ -109,6 +112,83 @@ def test_without_a_command_it_shows_what_there_is(capsys: pytest.CaptureFixture[
     assert shown.startswith("usage: tlaot") and "examples:" in shown
     for name, _ in subcommands(make_parser()):
         assert f"    {name}" in shown
+
+
+def test_help_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 80 columns: of every command and of those below it, examples and all."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def look(parser: argparse.ArgumentParser) -> None:
+        long = [line for line in parser.format_help().splitlines() if len(line) > 80]
+        assert not long, f"{parser.prog}: {long}"
+        for _, child in subcommands(parser):
+            look(child)
+
+    look(make_parser())
+
+
+def test_whoever_shows_a_table_has_json() -> None:
+    """A command that prints a table prints JSON on demand."""
+    folder = Path(tlaot.cli.__file__).parent
+    for name, parser in subcommands(make_parser()):
+        if "show_table(" in (folder / f"{name}.py").read_text(encoding="utf-8"):
+            options = [
+                one for part in (parser, *dict(subcommands(parser)).values()) for one in part._option_string_actions
+            ]
+            assert "--json" in options, name
+
+
+def leaves(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    children = list(subcommands(parser))
+    for name, child in children:
+        yield from leaves(child, (*path, name))
+    if not children:
+        yield path
+
+
+# What cannot be done, of each command.
+NOT_DONE = {
+    ("init",): ["missing"],
+    ("capture",): [],
+    ("doctor",): ["--no-such-option"],
+    ("lock", "show"): ["missing.lock"],
+    ("lock", "check"): ["--spec", "missing.toml"],
+    ("lock", "merge"): ["missing.lock"],
+    ("lock", "remove"): ["missing.lock", "--kernel", "k"],
+    ("tune",): ["--spec", "missing.toml"],
+    ("check",): ["missing.whl"],
+    ("diff",): ["missing.whl", "missing.whl"],
+    ("inspect",): ["missing.whl"],
+    ("report",): ["missing.lock"],
+    ("seal",): ["missing.whl"],
+    ("split",): ["missing.whl", "-o", "wheels"],
+    ("retune",): ["missing_package"],
+    ("include",): ["--no-such-option"],
+    ("cache", "list"): ["--no-such-option"],
+    ("cache", "clear"): ["--older-than", "long"],
+    ("cache", "path"): ["--no-such-option"],
+    ("clean",): ["missing"],
+    ("completion",): ["tcsh"],
+}
+
+
+def test_what_is_not_done_of_every_command() -> None:
+    assert set(NOT_DONE) == set(leaves(make_parser()))
+
+
+@pytest.mark.parametrize("command", NOT_DONE)
+def test_what_is_not_done_ends_with_2(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says on standard error what is wrong, and below that what to do."""
+    monkeypatch.chdir(tmp_path)
+    try:
+        status: object = main([*command, *NOT_DONE[command]])
+    except SystemExit as ended:
+        status = ended.code
+    shown = capsys.readouterr()
+    assert (status, shown.out) == (2, "")
+    assert shown.err.startswith("tlaot") and len(shown.err.splitlines()) >= 2, shown.err
 
 
 @pytest.mark.parametrize("name", [name for name, _ in subcommands(make_parser())])

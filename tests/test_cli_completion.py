@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tlaot.cli import main, make_parser
-from tlaot.cli.completion import SHELLS, write_completion
+from tlaot.cli.completion import _KNOWN, SHELLS, _levels, write_completion
 from tlaot.cli.parser import subcommands
+from tlaot.tune.specs.spec import EXECUTORS
 
 COMMANDS = [name for name, _ in subcommands(make_parser())]
 
@@ -40,6 +41,12 @@ CASES: list[tuple[list[str], set[str], set[str]]] = [
     (["lock", "remove", "--target", ""], {"cuda:sm_90a", "llvm:x86-64-v3"}, {"cuda:sm_80", "one.whl"}),
     (["tune", "--target", "cuda:sm_90a", "--kernel", "s"], {"scale"}, {"gemm"}),
     (["cache", "clear", "--kernel", "g"], {"gemm"}, {"scale"}),
+    (["tune", "--executor", ""], {"local", "ray"}, {"one.whl"}),
+    (["tune", "--de"], {"--devices"}, {"--executor"}),
+    (["report", "--"], {"--output", "--title", "--spec"}, {"--json"}),
+    (["report", "on"], {"one.whl"}, {"two.txt"}),
+    (["capture", "--"], {"--cover", "--min-count", "--no-launch", "--dry-run", "--from"}, {"--kernel"}),
+    (["capture", "--no-launch", ""], {"cuda:sm_90a"}, {"one.whl"}),
 ]
 
 SPEC = """\
@@ -54,6 +61,25 @@ shapes = { name = "not_one", M = 64 }
 [[kernel]]
 name = "scale"
 """
+
+
+# What these take nobody can foretell: a number, a name that is no file's and stands in no tltune.toml, a function.
+FREE = {
+    "--package", "--min-count", "--cover", "--shape", "--jobs", "--devices", "--min-glibc", "--max-slowdown",
+    "--title", "--device", "--inputs", "--seconds", "--older-than",
+}  # fmt: skip
+
+
+def test_every_value_that_can_be_foretold_is_completed() -> None:
+    """Of every option of every command; and what is known beside the parser is what there is."""
+    free = set()
+    for level in _levels(make_parser(), ""):
+        assert {"-h", "--help"} <= set(level.options)
+        for option, taken in level.values.items():
+            if not taken:
+                free.add(option)
+    assert free <= FREE, "these complete nothing"
+    assert _KNOWN["--executor"] == tuple(EXECUTORS)
 
 
 @pytest.fixture

@@ -325,7 +325,7 @@ def test_a_shared_binary_is_counted_once(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["inspect", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "installed, 1 with a binary that another one has; packaged" in shown
-    assert textwrap.dedent(shown).count("binary of another variant") == 1
+    assert textwrap.dedent(shown).count("shared binary") == 1
 
 
 def test_a_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,3 +357,23 @@ cuda:sm_90a          3  NVIDIA H200 (132 SMs)                 cc gcc 12.2.0, cud
     assert (row["bytes"], row["path"], row["config"], row["tuned"]) == (None, None, {"block": 128}, H200)
     assert main(["inspect", str(path), "--extract", "cubin"]) == 2
     assert "a lock has no code" in capsys.readouterr().err
+
+
+def test_doubts_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below the table, where several rows have one or it is long: a narrow column of it would hide the rest."""
+    busy = [f"measured while other processes kept {n} of 2 CPUs busy; times cannot be trusted" for n in (1.9, 2.0)]
+    doubts = {"trusted": False, "notes": busy}
+    rows = [
+        (variant("k", [tensor("X", n)], [], {"N": n}, "llvm:x86-64-v3", properties=doubts), b"\x7fELF") for n in (8, 9)
+    ]
+    write_package(tmp_path, "pk_doubts", {"k": rows})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["inspect", "pk_doubts"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("doubtful [1]") == 2
+    assert (
+        "\n[1] times not to be trusted: measured while other processes kept 1.9 of 2 CPUs busy; "
+        "measured while other processes kept 2.0 of 2 CPUs busy\n" in out
+    )

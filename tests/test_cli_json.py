@@ -67,7 +67,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for n in (8, 9)
     ]
     write_package(tmp_path, "pk_json", {"k": built})
-    (tmp_path / "pk_json" / "kernels.py").write_text("def add(N): ...\n")
+    (tmp_path / "pk_json" / "kernels.py").write_text("from tilelang import jit\n\n\n@jit\ndef add(N): ...\n")
     (tmp_path / "tltune.toml").write_text(SPEC)
     (tmp_path / "tltune.lock").write_text(dump_lock(locks.lock(locks.entry(64), locks.entry(128))))
     make_wheel(tmp_path, "llvm:x86-64", "cuda:sm_90a", "cuda:sm_80")
@@ -79,6 +79,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 CASES = {
+    "tlaot init": (["init"], 0),
     "tlaot inspect": (["inspect", "pk_json/_tlaot"], 0),
     "tlaot check": (["check", "pk_json", "--no-load"], 1),
     "tlaot diff": (["diff", "pk_json", "pk_json"], 0),
@@ -116,6 +117,8 @@ def test_it_is_json_alone_with_the_names_that_are_told(
         assert {"kernel", "target", "shape", "candidates", "edited"} <= set(first)
     else:
         assert set(first) <= names
+    if command == "tlaot init":
+        assert set(body["kernels"][0]) | set(body["left"][0] if body["left"] else ()) <= names
     if command == "tlaot check":
         assert set(first["findings"][0]) <= names
     if command == "tlaot diff":

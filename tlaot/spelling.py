@@ -6,7 +6,10 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-__all__ = ["counted", "spell_bytes", "spell_items", "spell_table"]
+__all__ = ["CANNOT_BE_TRUSTED", "counted", "spell_bytes", "spell_items", "spell_table"]
+
+CANNOT_BE_TRUSTED = "; times cannot be trusted"
+"""The end of notes that a log has by themselves; where doubts are listed as such it says nothing more."""
 
 _GAP = "  "
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError
 from .init import own_target
-from .parser import add_json
+from .parser import add_json, passes_on
 from .spelling import columns, counted, headline, spell_table
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ _EXAMPLES = """\
 examples:
   tlaot capture -- python -m pytest tests
   tlaot capture --cover 0.99 --dry-run -- torchrun --nproc-per-node 8 serve.py
-  tlaot capture --from build/tlaot/capture           write from what was recorded before
-  tlaot capture --no-launch cuda:sm_90a -- python -m pytest     where there is no GPU: nothing is compiled, launches give zeros
+  tlaot capture --from build/tlaot/capture     write from an earlier recording
+
+where there is no GPU (nothing is compiled, launches give zeros):
+  tlaot capture --no-launch cuda:sm_90a -- python -m pytest
 """
 
 _FOLDER = Path("build", "tlaot", "capture")
@@ -92,6 +94,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--dry-run", action="store_true", help="show what would change in tltune.toml, and change nothing"
     )
     add_json(parser, "the table")
+    passes_on(parser, "the status of COMMAND, where that is not 0")
     parser.set_defaults(run=_capture)
 
 

@@ -21,9 +21,9 @@ tltune.lock does not have. Nothing else in build/ is touched.
 """
 _EXAMPLES = """\
 examples:
-  tlaot clean                         of the project in this folder
+  tlaot clean                   of the project in this folder
   tlaot clean ~/my_project --dry-run
-  tlaot clean --keep-records          what was measured stays; it is compiled again
+  tlaot clean --keep-records    measurements stay, binaries are compiled again
 """
 
 # All that a build makes there.

@@ -19,8 +19,10 @@ _DESCRIPTION = "Prints a script that has the shell complete the commands and opt
 _EXAMPLES = """\
 examples:
   tlaot completion bash >> ~/.bash_completion
-  tlaot completion zsh > ~/.zfunc/_tlaot            with fpath+=~/.zfunc before compinit in ~/.zshrc
   tlaot completion fish > ~/.config/fish/completions/tlaot.fish
+  tlaot completion zsh > ~/.zfunc/_tlaot
+
+zsh looks there with fpath+=~/.zfunc before compinit in ~/.zshrc.
 """
 
 
@@ -46,7 +48,9 @@ class Level:
 
 _FILES = ("FILES",)
 # What tltune.toml names: by option.
-_NAMED = {"--kernel": ("KERNELS",), "--target": ("TARGETS",)}
+_NAMED = {"--kernel": ("KERNELS",), "--target": ("TARGETS",), "--no-launch": ("TARGETS",)}
+# A choice that the parser checks itself, since the build side knows it: a test holds the two together.
+_KNOWN = {"--executor": ("local", "ray")}
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -92,12 +96,12 @@ def _taken(action: argparse.Action) -> tuple[str, ...]:
     if action.choices is not None:
         return tuple(map(str, action.choices))
     for option in action.option_strings:
-        if option in _NAMED:
-            return _NAMED[option]
+        if option in _NAMED or option in _KNOWN:
+            return {**_NAMED, **_KNOWN}[option]
     words = set(str(action.metavar or action.dest).upper().replace("[", "").replace("]", "").split("|"))
     return (
         _FILES
-        if action.type is Path or words & {"FILE", "DIR", "WHEEL", "LOCK", "FOLDER", "PATH", "OLD", "NEW"}
+        if action.type is Path or words & {"FILE", "DIR", "WHEEL", "LOCK", "FOLDER", "PATH", "OLD", "NEW", "COMMAND"}
         else ()
     )
 

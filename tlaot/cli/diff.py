@@ -28,7 +28,7 @@ two cannot be compared. Times of different devices are not compared.
 _EXAMPLES = """\
 examples:
   tlaot diff old.whl new.whl
-  tlaot diff my_package dist/my_package-1.1-py3-none-manylinux_2_5_x86_64.whl --max-slowdown 1.05
+  tlaot diff my_package dist --max-slowdown 1.05
   git show HEAD:tltune.lock > old.lock && tlaot diff old.lock tltune.lock --json
 """
 

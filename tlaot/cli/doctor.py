@@ -29,7 +29,7 @@ target that the spec requires cannot be built here. Frontends and torch are impo
 _EXAMPLES = """\
 examples:
   tlaot doctor
-  tlaot doctor --quick               do not try whether the frontends can be imported
+  tlaot doctor --quick        without trying to import the frontends and torch
   tlaot doctor --json
 """
 
@@ -151,7 +151,7 @@ def _remedies(items: Sequence[Item], verdicts: Sequence[Verdict]) -> Iterator[st
     ):
         if remedy and remedy not in needed:
             wanted.setdefault(remedy, []).append(name)
-    for heading, remedies in (("to be mended", needed), ("where it is wanted", wanted)):
+    for heading, remedies in (("to be mended", needed), ("optional", wanted)):
         if remedies:
             yield headline(heading)
             for remedy, names in remedies.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SpecError, TlaotError
+from .parser import add_json
 from .spelling import counted, headline
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--print", action="store_true", dest="dry", help="print what would be written, and write nothing"
     )
+    add_json(parser, "an object (kernels, what was written, what is left to fill in)")
     parser.set_defaults(run=_init)
 
 
@@ -71,10 +74,10 @@ def _init(options: argparse.Namespace) -> int:
         raise SpecError("--target", f"is a GPU's, got {wanted}", "Write for instance --target cuda:sm_90a.")
     project = look_at_project(folder, options.package)
     for trouble in project.troubles:
-        print(f"passed over: {trouble}")
+        print(f"passed over: {trouble}", file=sys.stderr if options.json else sys.stdout)
     spec = find_spec(folder)
     if spec is not None:
-        return _compare(project, spec, options.dry)
+        return _compare(project, spec, options.dry, options.json)
     if not project.factories:
         looked = ", ".join(project.packages)
         raise SpecError(
@@ -82,10 +85,10 @@ def _init(options: argparse.Namespace) -> int:
             f"has no kernel that tlaot init can see (looked in {looked})",
             "It looks for @tilelang.jit, and for functions that define and return a @T.prim_func. Write a factory, or the spec by hand.",
         )
-    return _write(project, options.dry, None if wanted is None else str(wanted))
+    return _write(project, options.dry, None if wanted is None else str(wanted), options.json)
 
 
-def _write(project: Project, dry: bool, target: str | None) -> int:
+def _write(project: Project, dry: bool, target: str | None, as_json: bool) -> int:
     from ..atomic import write_atomically
     from ..draft.build_lines import add_build_lines
     from ..draft.spec_text import draft_spec, left_to_fill_in
@@ -96,6 +99,9 @@ def _write(project: Project, dry: bool, target: str | None) -> int:
     before = pyproject.read_text(encoding="utf-8") if pyproject.is_file() else ""
     extras = ",".join(sorted({factory.frontend for factory in project.factories}))
     after, done, left = add_build_lines(before, extras)
+    if as_json and dry:
+        _print_json(project, project.factories, [], left_to_fill_in(text), left)
+        return 0
     if dry:
         print(f"{headline(SPEC_NAME)}\n\n{text}")
         print(f"{headline('pyproject.toml')}\n\n{after}" if after != before else "pyproject.toml: nothing to add")
@@ -104,6 +110,10 @@ def _write(project: Project, dry: bool, target: str | None) -> int:
     if after != before:
         mode = pyproject.stat().st_mode & 0o777 if before else 0o644
         write_atomically(pyproject, after.encode(), mode)
+    if as_json:
+        written = [SPEC_NAME, *(["pyproject.toml"] if after != before else [])]
+        _print_json(project, project.factories, written, left_to_fill_in(text), left)
+        return 0
     print(f"{SPEC_NAME}: written, {counted(len(project.factories), 'kernel')} of {project.package}")
     for line in done:
         print(f"pyproject.toml: added {line}")
@@ -113,14 +123,17 @@ def _write(project: Project, dry: bool, target: str | None) -> int:
     return 0
 
 
-def _compare(project: Project, spec: Path, dry: bool) -> int:
+def _compare(project: Project, spec: Path, dry: bool, as_json: bool) -> int:
     """A spec is there: say what of the sources it does not name, and whether it can be read."""
     from ..draft.spec_text import draft_entries, left_to_fill_in
-    from ..tune.specs.spec_file import read_spec
 
     text = spec.read_text(encoding="utf-8")
     # By its text: it may be half filled in.
     new = [factory for factory in project.factories if f'"{factory.spelled}"' not in text]
+    if as_json:
+        gaps = left_to_fill_in(text)
+        _print_json(project, new, [], gaps, [] if gaps else list(_unreadable(spec)))
+        return 0
     print(f"{spec.name}: is there, and stays as it is")
     if new and dry:
         print("\n".join(["", *draft_entries(new)]))
@@ -129,13 +142,36 @@ def _compare(project: Project, spec: Path, dry: bool) -> int:
         print("tlaot init --print shows entries for these")
     lines = list(_gaps(spec.name, left_to_fill_in(text)))
     if not lines:
-        try:
-            read_spec(spec)
+        lines = list(_unreadable(spec))
+        if not lines:
             print(f"{spec.name}: can be read; nothing is left to fill in")
-        except TlaotError as error:
-            lines = [" ".join(str(error).split())]
     _tell("left to fill in", lines)
     return 0
+
+
+def _unreadable(spec: Path) -> Iterator[str]:
+    from ..tune.specs.spec_file import read_spec
+
+    try:
+        read_spec(spec)
+    except TlaotError as error:
+        yield " ".join(str(error).split())
+
+
+def _print_json(
+    project: Project, new: Sequence[Factory], written: Sequence[str], gaps: Sequence[Gap], lines: Sequence[str]
+) -> None:
+    body = {
+        "package": project.package,
+        "kernels": [
+            {"factory": one.spelled, "line": one.line, "frontend": one.frontend, "new": one in new}
+            for one in project.factories
+        ],
+        "written": list(written),
+        "left": [{"line": gap.line, "kernel": gap.kernel, "key": gap.key, "what": gap.what} for gap in gaps],
+        "troubles": list(lines),
+    }
+    print(json.dumps(body, indent=1, sort_keys=True))
 
 
 def own_target(factories: Sequence[Factory]) -> str | None:

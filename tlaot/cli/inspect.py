@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,16 @@ from ..manifest import Variant
 from ..rows import Listing, Row, as_json, list_what
 from ..runtime.buckets import spell_range
 from ..runtime.dispatch import describe_params
+from ..spelling import CANNOT_BE_TRUSTED
 from .extract import CODE, extract_code
 from .filters import add_filters, choose
 from .parser import add_json
-from .spelling import counted, headline, show_table, spell_bytes, spell_items
+from .spelling import columns, counted, headline, show_table, spell_bytes, spell_items
 
 __all__ = ["add"]
+
+# A doubt of more characters stands below the table.
+_LONG = 60
 
 _DESCRIPTION = """\
 Shows the kernels that a wheel, an installed package, a folder or a tltune.lock has: workloads, targets, configs, times,
@@ -29,9 +34,9 @@ sizes, and what they were tuned on and need. The package is not imported, no bin
 _EXAMPLES = """\
 examples:
   tlaot inspect my_package
-  tlaot inspect dist/my_package-1.0-py3-none-manylinux_2_5_x86_64.whl --target cuda --shape M=1024
+  tlaot inspect dist --target cuda --shape M=1024
   tlaot inspect tltune.lock --json
-  tlaot inspect my_package --kernel matmul --target cuda:sm_90a --extract cubin -o cubins
+  tlaot inspect my_package --target cuda:sm_90a --extract cubin -o cubins
 """
 
 
@@ -135,10 +140,17 @@ def _show_kernel(name: str, rows: Sequence[Row]) -> Iterator[str]:
     for number, group in enumerate(alike.values()):
         yield from [""] if number else []
         yield headline(name + _signature([row.variant for row in group if row.variant is not None]))
-        cells = [_cells(row) for row in group]
+        told: dict[str, list[Row]] = {}
+        for row in group:
+            told.setdefault(_doubt(row), []).append(row)
+        # What is long, or said of several rows, is said once, below them.
+        below = [doubt for doubt, rows in told.items() if doubt and (len(rows) > 1 or len(doubt) > _LONG)]
+        cells = [_cells(row, below) for row in group]
         shown = [column for column in header if column in ("target", "time") or any(cell[column] for cell in cells)]
         table = [[cell[column] for column in shown] for cell in cells]
         yield from show_table(shown, table, ("time", "vs first", "vs reference", "size"))
+        for mark, doubt in enumerate(below, 1):
+            yield from _wrapped(f"[{mark}] times not to be trusted: {doubt}")
 
 
 def _signature(variants: Sequence[Variant]) -> str:
@@ -153,7 +165,12 @@ def _signature(variants: Sequence[Variant]) -> str:
     return describe_params(replace(variants[0], params=tuple(params)))
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _wrapped(text: str) -> list[str]:
+    width = columns()
+    return [text] if width is None else textwrap.wrap(text, width, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _cells(row: Row, below: Sequence[str]) -> dict[str, str]:
     latency = row.latency
     return {
         "target": row.target,
@@ -163,7 +180,7 @@ def _cells(row: Row) -> dict[str, str]:
         "vs reference": _times(latency.get("ref_latency"), latency.get("latency")),
         "size": "" if row.size is None else spell_bytes(row.size),
         "config": spell_items(row.config) or "(the factory's own)",
-        "note": "; ".join(_notes(row)),
+        "note": "; ".join(_notes(row, below)),
     }
 
 
@@ -172,18 +189,26 @@ def _times(other: float | None, own: float | None) -> str:
     return f"{other / own:.2f}x" if other and own else ""
 
 
-def _notes(row: Row) -> Iterator[str]:
+def _doubt(row: Row) -> str:
+    """Why a row's times are not to be trusted; "" where they are."""
+    if row.trusted:
+        return ""
+    notes = dict.fromkeys(str(note).removesuffix(CANNOT_BE_TRUSTED) for note in row.properties.get("notes", ()))
+    return "; ".join(notes) or "the device was not quiet"
+
+
+def _notes(row: Row, below: Sequence[str]) -> Iterator[str]:
+    """What is said of a row; doubts that stand below the table by their number."""
     if not row.latency.get("latency"):
         yield "not measured"
-    if not row.trusted:
-        notes = "; ".join(map(str, row.properties.get("notes", ())))
-        yield f"times not to be trusted: {notes or 'the device was not quiet'}"
+    if doubt := _doubt(row):
+        yield f"doubtful [{below.index(doubt) + 1}]" if doubt in below else f"times not to be trusted: {doubt}"
     if row.properties.get("checked") is False:
         yield "results NOT checked (check = false)"
     if "winner" in row.properties:
         yield f"in place of the fastest, {spell_items(row.properties['winner'])} (max-slowdown)"
     if row.variant is not None and row.variant.stored:
-        yield "binary of another variant"
+        yield "shared binary"
 
 
 def _show_buckets(rows: Sequence[Row]) -> Iterator[str]:

@@ -30,7 +30,7 @@ Looks after tltune.lock, in which tuning keeps its evidence; "tlaot tune" writes
 _EXAMPLES = """\
 examples:
   tlaot lock show
-  tlaot lock check                              exit status 1 where something is stale or missing
+  tlaot lock check       exit status 1 where something is stale or missing
   tlaot lock merge h200.lock a100.lock -o tltune.lock
   tlaot lock remove --kernel matmul --target cuda:sm_90a
 """
@@ -41,8 +41,8 @@ the present spec and sources is taken, then the one that is trusted; where both 
 _MERGE_EXAMPLES = """\
 examples:
   tlaot lock merge h200.lock a100.lock -o tltune.lock
-  tlaot lock merge tltune.lock                  with the conflict markers of git in it
-  tlaot lock merge ours.lock theirs.lock --base old.lock --prefer ours.lock -o tltune.lock
+  tlaot lock merge tltune.lock           with the conflict markers of git in it
+  tlaot lock merge a.lock b.lock --base old.lock --prefer a.lock -o tltune.lock
 
 as git's merge driver:
   git config merge.tltune.driver "tlaot lock merge --base %O %A %B -o %A"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ..errors import did_you_mean
 
-__all__ = ["Parser", "add_json", "failing_of", "fails", "subcommands"]
+__all__ = ["Parser", "add_json", "failing_of", "fails", "passed_on_by", "passes_on", "subcommands"]
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -68,6 +68,16 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
 def fails(parser: argparse.ArgumentParser, when: str) -> None:
     """Say when a command's exit status is 1."""
     parser.set_defaults(fails=when)
+
+
+def passes_on(parser: argparse.ArgumentParser, what: str) -> None:
+    """Say which exit status of another program a command's may be."""
+    parser.set_defaults(passes_on=what)
+
+
+def passed_on_by(parser: argparse.ArgumentParser) -> str:
+    """Which exit status of another program a command's may be; "" for none."""
+    return str(parser.get_default("passes_on") or "")
 
 
 def failing_of(parser: argparse.ArgumentParser) -> str:

@@ -24,7 +24,7 @@ for all of it. Without arguments it takes what is in this folder: tltune.lock, e
 _EXAMPLES = """\
 examples:
   tlaot report
-  tlaot report tltune.lock dist/my_package-1.0-py3-none-manylinux_2_17_x86_64.whl -o report.html
+  tlaot report tltune.lock dist -o report.html
   tlaot report my_package
 """
 

@@ -40,7 +40,7 @@ examples:
   tlaot tune
   tlaot tune --kernel matmul --target cuda:sm_90a
   tlaot tune --shape M=4096,N=4096 --force      measure again what is known, too
-  tlaot tune --devices 0,1                      on two of the GPUs; by default on all of one model
+  tlaot tune --devices 0,1                      on these GPUs only
 """
 
 
@@ -83,7 +83,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=_executor,
         help="where it is compiled and measured; by default what the spec says",
     )
-    add_json(parser, "what the lock then has of what was asked for (progress goes to standard error)")
+    add_json(parser, "what the lock then has of what was asked for")
     add_spec_options(parser)
     parser.set_defaults(run=_tune)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..spelling import counted, spell_bytes
+from ..spelling import CANNOT_BE_TRUSTED, counted, spell_bytes
 from .evidence import Try, Work
 from .pieces import (
     Cell,
@@ -76,7 +76,7 @@ def _lines(work: Work, at: Place) -> Iterator[str]:
     if work.tuned_as is not None:
         yield f"A stand-in: it was not measured, and has the config that won for <code>{text(work.tuned_as)}</code>."
     if work.doubts:
-        told = dict.fromkeys(doubt.removesuffix("; times cannot be trusted") for doubt in work.doubts)
+        told = dict.fromkeys(doubt.removesuffix(CANNOT_BE_TRUSTED) for doubt in work.doubts)
         yield f'<span class="bad">Times not to be trusted: {text("; ".join(told))}.</span>'
     if work.notes:
         yield f"Note: {text('; '.join(work.notes))}."

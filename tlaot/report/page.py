@@ -61,7 +61,10 @@ def _resource(name: str) -> str:
 
 
 def _header(title: str, sources: Sequence[Source]) -> str:
-    told = ", ".join(f"<code>{text(source.label)}</code> ({counted(source.count, 'variant')})" for source in sources)
+    told = ", ".join(
+        f"<code>{text(source.label)}</code> ({counted(source.count, 'variant' if source.kind == 'package' else 'workload')})"
+        for source in sources
+    )
     return (
         f"<header><div><h1>{text(title)}</h1><p class=faint>From {told}</p></div>"
         '<button type="button" id="theme" aria-label="Change colours">Dark</button></header>'

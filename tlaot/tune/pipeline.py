@@ -108,7 +108,7 @@ def tune_project(
     """
     spec = read_spec(spec_path)
     with open_site(spec, source_root, settings, log) as site:
-        return len(_make_winners(site, selection))
+        return len({key_of_workload(winner.workload) for winner in _make_winners(site, selection)})
 
 
 def _make_winners(site: Site, selection: Selection) -> list[Winner]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ...spelling import CANNOT_BE_TRUSTED
 from ..children.child import ATTEMPTS, Child, Failed
 from ..specs.plan import Candidate, Workload, canonical
 from .asking import (
@@ -187,7 +188,7 @@ class _Surroundings:
 
     def _distrust(self, what: str) -> None:
         self.quiet = False
-        self.notes.append(f"measured while {what}; times cannot be trusted")
+        self.notes.append(f"measured while {what}{CANNOT_BE_TRUSTED}")
 
 
 def _probe(child: Child) -> list[float]:
