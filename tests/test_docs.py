@@ -9,16 +9,29 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT, clean_environ, has_distribution
 from docs_blocks import Block, blocks_of, commands_of, pages
 
+import tlaot
+import tlaot.cli
 from tlaot.cli import STATUSES, make_parser
 from tlaot.cli.parser import Parser, failing_of, subcommands
+from tlaot.tune.specs.keys import TABLES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# A backend of builds, a group of entry points: names that are no attributes.
+NOT_OF_THE_LIBRARY = {"build_hooks", "kernels"}
 
 DOCS = ROOT / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="the tests run without the repository around them")
@@ -122,13 +135,70 @@ def test_shell_blocks_are_shell(page: str) -> None:
             compile(block.text, f"{page}:{block.line}", "exec")
 
 
+# What a spec's fragment may have beside its own tables, of pyproject.toml.
+OTHERS = {"build-system", "project", "tool", "requires", "build-backend", "dependencies", "requires-python"}
+
+
+def fragments_of(text: str) -> Iterator[str]:
+    """TOML of a page, without the lines that only stand for others: fenced, indented, and in code spans."""
+    for block in blocks_of(text):
+        if block.language == "toml":
+            yield block.text
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    for found in re.findall(r"(?:^(?: {4,}.*)?\n)+", prose, re.MULTILINE):
+        for block in re.split(r"\n\s*\n(?! *[\w\[#])", found):
+            if re.search(r"^ +\[\[?(tlaot|kernel|target|tool|build-system)\b", block, re.MULTILINE):
+                yield re.sub(r"^\s*\.\.\.\s*$", "", textwrap.dedent(block.strip("\n")), flags=re.MULTILINE)
+    yield from re.findall(r"`([a-z][a-z-]* = [^`]+)`", prose)
+
+
+def unknown_keys(body: dict[str, Any]) -> list[str]:
+    """Keys that no table of a spec has; where a fragment is of no table, any will do."""
+    known = {heading.strip("[]").partition(".")[0]: {key.name for key in keys} for heading, keys in TABLES}
+    anywhere = set().union(*known.values()) | OTHERS | {"tlaot", "kernel", "target"}
+    wrong = [key for key in body if key.replace("_", "-") not in anywhere]
+    tables = [("tlaot", body.get("tlaot", {})), *(("kernel", one) for one in body.get("kernel", []))]
+    tables += [("target", one) for one in body.get("target", {}).values()]
+    for name, table in tables:
+        wrong += [f"{name}.{key}" for key in table if key.replace("_", "-") not in known[name]]
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_keys_of_specs_are_those_that_there_are(page: str) -> None:
+    for fragment in fragments_of((ROOT / page).read_text(encoding="utf-8")):
+        try:
+            body = tomllib.loads(fragment)
+        except tomllib.TOMLDecodeError as error:
+            if "\n" in fragment.strip():
+                raise AssertionError(f"{page}: {error}:\n{fragment}") from None
+            continue  # an assignment of another language, or one with letters for a value
+        assert not unknown_keys(body), f"{page}:\n{fragment}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_the_library_are_those_that_there_are(page: str) -> None:
+    """``tlaot.load``, ``tlaot.torch.register`` and the like, in code of any kind."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for dotted in dict.fromkeys(re.findall(r"(?<![\w./@:-])@?tlaot\.([A-Za-z_][\w.]*\w)(?=[(\[`, )])", text)):
+        names = dotted.split(".")
+        if dotted in NOT_OF_THE_LIBRARY or names[-1] in ("toml", "lock", "h"):
+            continue
+        if names[0] == "torch":  # which needs torch
+            names, source = names[1:], (ROOT / "tlaot" / "torch" / "__init__.py").read_text(encoding="utf-8")
+            assert not names or f'"{names[0]}"' in source, f"{page}: tlaot.{dotted}"
+            continue
+        found: Any = tlaot
+        for name in names:
+            assert hasattr(found, name), f"{page}: tlaot.{dotted}"
+            found = getattr(found, name)
+
+
 def test_exit_statuses_are_told() -> None:
     """docs/commands.md has the table; each command that can end with 1 says when, and no other does."""
     text = (DOCS / "commands.md").read_text(encoding="utf-8")
     told = {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.*?) \|$", text, re.MULTILINE)}
     assert told == STATUSES
-    import tlaot.cli
-
     folder = Path(tlaot.cli.__file__).parent
     for name, parser in subcommands(make_parser()):
         source = (folder / f"{name}.py").read_text(encoding="utf-8")
