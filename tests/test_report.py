@@ -239,7 +239,10 @@ def test_every_place_in_a_plot_is_filled(lock: Path, package: str) -> None:
     plots += [plot for _, plot in roofline(placed)]
     for plot in filter(None, plots):
         names = set(re.findall(r'"(@\w+)"', json.dumps(KINDS[plot["kind"]])))
-        assert names - {"@accent", "@good", "@warn", "@muted", "@text", "@legend", "@titled"} <= plot["fill"].keys()
+        assert (
+            names - {"@accent", "@good", "@warn", "@muted", "@text", "@legend", "@titled", "@ticks"}
+            <= plot["fill"].keys()
+        )
 
 
 def test_units() -> None:

@@ -163,6 +163,45 @@ def test_axes_can_be_read(page: Path, look: Open) -> None:
     assert {"64", "256", "1,024"} <= set(labels[over_sizes])
 
 
+def test_every_line_of_a_phones_grid_has_its_label(page: Path, look: Open) -> None:
+    """Of the landscape: no more ticks than there is room for."""
+    seen = look(page, 390).run(
+        TOOLS
+        + DRAW_ALL.replace("return seen;", "")
+        + """
+  const landscape = $("#w0 .plot"), labels = landscape.querySelectorAll("svg .role-axis-label")[0].querySelectorAll("text");
+  const hidden = [...labels].filter((one) => one.style.opacity === "0" || one.getAttribute("opacity") === "0");
+  return [labels.length, hidden.length];"""
+    )
+    assert seen[0] >= 2 and seen[1] == 0, seen
+
+
+def test_the_references_name_is_below_the_legend(
+    look: Open, library_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And above the frame: it hides no point and is none of the legend's."""
+    monkeypatch.setenv("TLAOT_CACHE_DIR", str(library_cache))
+    monkeypatch.chdir(tmp_path)
+    near = locks.entry(64, reference=locks.timing(0.2))
+    (tmp_path / "near.lock").write_text(dump_lock(locks.lock(near)))
+    assert main(["report", "near.lock"]) == 0
+    seen = look(tmp_path / "report.html").run(
+        TOOLS
+        + """
+  $("#all").click();
+  const place = $("#w0 .plot");
+  place.scrollIntoView();
+  await until("the plot", () => place.dataset.drawn);
+  const box = (one) => one.getBoundingClientRect();
+  const name = [...place.querySelectorAll("svg text")].find((one) => one.textContent === "reference");
+  seen.legend = Math.max(...[...place.querySelectorAll("svg .role-legend-label text, svg .role-legend text")].map((one) => box(one).bottom));
+  seen.name = [box(name).top, box(name).bottom];
+  seen.points = Math.min(...[...place.querySelectorAll("svg .mark-symbol.role-mark path")].map((one) => box(one).top));
+  return seen;"""
+    )
+    assert seen["legend"] <= seen["name"][0] + 1 and seen["name"][1] <= seen["points"] + 2, seen
+
+
 def test_sorting(page: Path, look: Open) -> None:
     """One way, then the other; what has no value stays last; the heading says which way it is."""
     seen = look(page).run(

@@ -20,8 +20,8 @@ ROLES = {
 _COLOURS = {"domain": "@roles", "range": "@colours"}
 _SHAPES = {"domain": "@roles", "range": "@shapes"}
 
-# A tick for each tenth of a wide plot's width, and no zeros that say nothing.
-_FEW_TICKS = {"tickCount": 10, "format": ",~r"}
+# As many ticks as have room for a label (the page knows), and no zeros that say nothing.
+_FEW_TICKS = {"tickCount": "@ticks", "format": ",~r"}
 
 _TIME = {"field": "time", "type": "quantitative"}
 _TOOLTIP = [

@@ -64,10 +64,12 @@
     const plot = data.plots[Number(place.dataset.plot)];
     const width = place.clientWidth;
     if (!width) return;
-    const legend = { orient: "top", columns: width < 480 ? 1 : 4, title: null, symbolOpacity: 1 };
+    // The reference's name stands between the legend and the frame.
+    const offset = plot.kind.endsWith("reference") ? 28 : 12;
+    const legend = { orient: "top", columns: width < 480 ? 1 : 4, title: null, symbolOpacity: 1, offset };
     const titled = { ...legend, titleFontWeight: "normal", titleLimit: width - 20 };
     delete titled.title;
-    const spec = filled(data.kinds[plot.kind], { "@legend": legend, "@titled": titled, ...plot.fill });
+    const spec = filled(data.kinds[plot.kind], { "@legend": legend, "@titled": titled, "@ticks": width < 480 ? 3 : 10, ...plot.fill });
     // Names beside the axis leave nothing of a phone's width: there the rank stands for them, as in the table's first column.
     if (plot.kind.startsWith("landscape") && width < 480) {
       spec.encoding.y = { ...spec.encoding.y, field: "rank", axis: { ...spec.encoding.y.axis, labelLimit: 40 }, title: "rank" };
