@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
@@ -125,6 +128,21 @@ def test_killing_a_device_ends_what_it_does_and_nothing_is_lost(device: LocalDev
     device.close()
     answer, lost = future.result(timeout=20)
     assert isinstance(answer, Failed) and not lost
+
+
+def test_a_child_that_is_ended_from_another_thread_is_found_gone(tmp_path: Path) -> None:
+    """Whatever its reader is at; and it answers again."""
+    child = Child(f"{Path(__file__).stem}", [], [str(Path(__file__).parent), *sys.path], tmp_path / "log", os.environ)
+    chance = random.Random(7)
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(12):
+            assert child.request({"what": "echo"}, 60) == {"what": "echo"}
+            asked = thread.submit(child.request, {"what": "hang"}, 60)
+            time.sleep(chance.random() * 0.01)
+            child.end()
+            answer = asked.result(timeout=20)
+            assert isinstance(answer, Failed) and child.lost, answer
+    child.kill()
 
 
 if __name__ == "__main__":

@@ -184,8 +184,19 @@ class Child:
             self._stopped = True
             return self._process
 
+    def end(self) -> None:
+        """End the process that answers, and every process that it started, from any thread; who waits for its answer finds it gone, and its next
+        request starts another."""
+        with self._state:
+            process = self._process
+        if process is not None:
+            kill_trees([process])
+
     def kill(self) -> None:
-        """End the child and every process that it started; the next request starts another."""
+        """End the child and every process that it started, and close what leads to it; the next request starts another.
+
+        For who asks it: from another thread the pipes would be closed under a reader, and their numbers be those of other files by then.
+        """
         with self._state:
             process, self._process = self._process, None
         if process is None:

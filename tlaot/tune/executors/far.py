@@ -22,7 +22,7 @@ from ...atomic import write_atomically
 from ...errors import SpecError, TlaotError
 from ...manifest import digest_of
 from ...target import Target
-from ..children.child import STOPPED, Child, Failed, Lost
+from ..children.child import STOPPED, Child, Failed, Lost, stop_all
 from ..children.forkserver import close_servers
 from ..compiling.compile import EXECUTABLE, Built, CompilePool, Workshop, expand_kernel, warm
 from ..compiling.toolchain import find_toolchain
@@ -286,13 +286,12 @@ class MeasuringNode:
     def stop(self) -> None:
         """End what the child does, at once."""
         self._stops += 1
-        self._child.kill()
+        self._child.end()
 
     def close(self) -> None:
         """End all processes, and remove the scratch folder."""
         self._stops += 1
-        self._child.refuse()
-        self._child.kill()
+        stop_all([self._child])
         close_servers()
         self._scratch.close()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...target import Target
-from ..children.child import Child
+from ..children.child import Child, stop_all
 from ..compiling.compile import CompilePool, Workshop, warm
 from ..machine import Gpu, Machine
 from ..measuring.decide import Log
@@ -34,14 +34,14 @@ class LocalDevice:
         return self._thread.submit(function, self._child, self._log, *arguments)
 
     def kill(self) -> None:
-        self._child.kill()
+        stop_all([self._child])
 
     def close(self) -> None:
         """End the child, then the thread that may wait for it."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._child.kill()
+        self.kill()
         self._thread.shutdown()
-        self._child.kill()  # one that the thread had just started
+        self._child.kill()
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class Device(Protocol):
         """
 
     def kill(self) -> None:
-        """End what it does, from any thread, at once: its future is done soon, with whatever."""
+        """End what it does, from any thread, at once, and for good: its future is done soon, with whatever."""
 
 
 class Executor(Protocol):
