@@ -111,7 +111,7 @@ def interrupt(scene: Scene, how: signal.Signals, longest: float) -> None:
             ended = scene.finish(build, limit=30)
             where = f"seed {scene.seed}: strike {struck} with {how.name}:\n{ended.said}"
             assert time.monotonic() - begin < 5 * PATIENCE, where
-            assert ended.status in (-how, 128 + how, 1) or "kernels in" in ended.said, (ended.status, where)
+            assert ended.status in (-how, 128 + how, 1) or "tlaot: packaged" in ended.said, (ended.status, where)
         else:
             ended = scene.finish(build)
             assert ended.status == 0, f"seed {scene.seed}:\n{ended.said}"

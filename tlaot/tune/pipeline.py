@@ -94,7 +94,9 @@ def build_package(
         files = write_package(output, spec.package, __version__, winners, settings.keep, linking.result())
         _look_again(output, spec, winners, site)
     size = sum((output / file).stat().st_size for file in files)
-    log(f"tlaot: {counted(len(winners), 'kernel')} in {counted(len(files), 'file')}, {size / 1024:.0f} KiB")
+    kernels = counted(len({winner.workload.kernel.name for winner in winners}), "kernel")
+    what = f"{kernels}, {counted(len(winners), 'variant')}"
+    log(f"tlaot: packaged {what}, in {counted(len(files), 'file')}, {size / 1024:.0f} KiB")
     return files
 
 
