@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
+import tlaot
 from tlaot.autotuner.identity import UnidentifiedError, fingerprint
 
 BASE = """
@@ -509,3 +510,10 @@ def test_tvm_functions(load: Load) -> None:
     values += [tvm.runtime.tensor(numpy.array([i])) for i in range(2)]
     values += [tvm.runtime.convert([i]) for i in range(2)] + [tvm.runtime.convert({"a": i}) for i in range(2)]
     assert len({fingerprint(value) for value in values}) == len(values)
+
+
+def test_arguments_without_an_identity_are_told_apart_for_good() -> None:
+    """By their ids, which no other object may get while a result is kept under it."""
+    tuned: Any = tlaot.autotune(configs=[{"tile": 1}], target="llvm")(lambda lock, tile=1: None)
+    keys = {tuned._key({"lock": threading.Lock(), "tile": 1}) for _ in range(20)}
+    assert len(keys) == 20

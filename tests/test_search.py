@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -239,6 +240,16 @@ def test_guided_measures_more_where_shapes_say_nothing_of_one_another() -> None:
     measured, regrets = search_surface(Unrelated(1), surfaces.GRID_16, surfaces.GEMM_32, 16)
     assert measured > 0.8
     assert sum(regrets) / len(regrets) <= 1.03
+
+
+def test_guided_thinks_again_whenever_a_prediction_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it may lie where one that is gone was, and have its id."""
+    search, thoughts = make_search(*plan(surfaces.GRID_16, surfaces.GEMM_32, "guided")), []
+    monkeypatch.setattr(search, "_predict", lambda position: types.SimpleNamespace())
+    monkeypatch.setattr(search, "_think", lambda position, prediction: thoughts.append(position))
+    for _ in range(10):
+        search._wish(0)  # type: ignore[attr-defined]
+    assert len(thoughts) == 10
 
 
 def test_guided_measures_little_where_all_shapes_are_alike() -> None:

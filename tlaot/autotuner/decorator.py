@@ -125,6 +125,8 @@ class AutotunedFactory:
         self._loose = do_not_specialize
         self._results: dict[str, AutotuneResult] = {}
         self._chosen: dict[str, Mapping[str, Any]] = {}
+        # Arguments whose keys are their ids: as long as they live no other object has these.
+        self._held: dict[str, Mapping[str, Any]] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         functools.update_wrapper(self, factory.function, updated=())
@@ -256,7 +258,11 @@ class AutotunedFactory:
         try:
             return fingerprint({name: _argument_identity(value) for name, value in arguments.items()})
         except UnidentifiedError:
-            return repr(sorted((name, id(value)) for name, value in arguments.items()))
+            others = {name: value for name, value in arguments.items() if not _is_tensor(value)}
+            tensors = {name: _argument_identity(value) for name, value in arguments.items() if name not in others}
+            key = repr((sorted(tensors.items()), sorted((name, id(value)) for name, value in others.items())))
+            self._held.setdefault(key, others)
+            return key
 
 
 def _is_tensor(value: Any) -> bool:

@@ -80,7 +80,8 @@ class Guided(Search):
         self._worked: set[int] = set()
         self._fitted_at = 0
         self._predicted: dict[int, tuple[int, Prediction]] = {}
-        self._wishes: dict[int, tuple[object, _Wish | None]] = {}
+        # By shape, with what they were made from.
+        self._wishes: dict[int, tuple[Prediction, tuple[int, ...], _Wish | None]] = {}
         self._quota = math.inf if self.trials is None else int(self.trials * PILOTS_SHARE) // max(1, len(self.pilots))
         self._chance = random.Random(0)
 
@@ -112,10 +113,12 @@ class Guided(Search):
     def _wish(self, position: int) -> _Wish | None:
         """The candidate of a workload that is the most worth trying; None where none is, or not now."""
         prediction = self._predict(position)
-        stamp = id(prediction), len(self._failed), self.tried(position), len(self.outcomes[position])
-        if position not in self._wishes or self._wishes[position][0] != stamp:
-            self._wishes[position] = stamp, self._think(position, prediction)
-        return self._wishes[position][1]
+        counts = len(self._failed), self.tried(position), len(self.outcomes[position])
+        known = self._wishes.get(position)
+        # The prediction itself, not its id: another one may be where one that is gone was.
+        if known is None or known[0] is not prediction or known[1] != counts:
+            known = self._wishes[position] = prediction, counts, self._think(position, prediction)
+        return known[2]
 
     def _think(self, position: int, prediction: Prediction) -> _Wish | None:
         left = [index for index in self.left[position] if not self._hopeless(self._names[position][index])]
