@@ -514,6 +514,6 @@ def test_tvm_functions(load: Load) -> None:
 
 def test_arguments_without_an_identity_are_told_apart_for_good() -> None:
     """By their ids, which no other object may get while a result is kept under it."""
-    tuned: Any = tlaot.autotune(configs=[{"tile": 1}], target="llvm")(lambda lock, tile=1: None)
-    keys = {tuned._key({"lock": threading.Lock(), "tile": 1}) for _ in range(20)}
+    tuned: Any = tlaot.autotune(configs=[{"tile": 1}], target="llvm")(lambda values, tile=1: None)
+    keys = {tuned._key({"values": (i for i in ()), "tile": 1}) for _ in range(20)}
     assert len(keys) == 20
